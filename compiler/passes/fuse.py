@@ -1,0 +1,47 @@
+"""fuse: neighbours on one device, under one condition, become a segment: one captured callable.
+
+Knows: devices, per-wave stages and the ``live`` input that conditions them. Does not know: capture, memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from draftline.compiler.core import IR, Op, SegmentOps
+from draftline.compiler.plan import View
+
+LIVE = "live"
+"""The input port of a per-wave stage that says which slots are in the chunk: bool [N]."""
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Fills ``segments``. The order of operations stays as it is."""
+
+    name: str = "fuse"
+
+    def run(self, ir: IR) -> IR:
+        groups = [list(ops) for _, ops in groupby(ir.ops, key=_condition)]
+        return replace(
+            ir,
+            segments=tuple(
+                SegmentOps(
+                    name=f"s{index}.{_title(ops)}",
+                    device=ops[0].device,
+                    ops=tuple(op.name for op in ops),
+                    per_wave=ops[0].per_wave,
+                )
+                for index, ops in enumerate(groups)
+            ),
+        )
+
+
+def _condition(op: Op) -> tuple[str, bool, View | None, int]:
+    """Return what two neighbours must have in common: the device and when they run."""
+    return op.device, op.per_wave, op.input(LIVE) if op.per_wave else None, op.chunk if op.per_wave else 0
+
+
+def _title(ops: list[Op]) -> str:
+    first, last = (op.node.rpartition(".")[2] for op in (ops[0], ops[-1]))
+    return first if first == last else f"{first}-{last}"

@@ -1,0 +1,187 @@
+"""Graph files: YAML to Graph and back, packaged examples, overrides.
+
+Knows: files, lines, keys. Does not know: rules of a graph (verify.py), stages. Nothing is ever eval'd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from .core import ForEach, Graph, Node, Port, Repeat
+from .errors import GraphFileError, nearest
+from .lines import Located, parse, set_path
+from .schema import GraphModel, NestedModel, NodeModel, json_schema
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+__all__ = ["dumps", "json_schema", "load_graph", "loads", "packaged", "resolve_prefill"]
+
+
+def packaged() -> list[str]:
+    """File names of the packaged examples."""
+    return sorted(p.name for p in EXAMPLES.glob("*.yaml"))
+
+
+def load_graph(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Graph:
+    """The graph of a file, or the packaged example of that name (with or without ``.yaml``).
+
+    ``overrides`` are strings such as ``settings.tile=16``. Raises GraphFileError with file, line and key.
+    """
+    text, source = _read(str(path_or_name))
+    return loads(text, source, overrides)
+
+
+def resolve_prefill(graph: Graph, source: str | None) -> Graph | None:
+    """The graph that ``graph.prefill`` names: beside ``source`` first, then as ``load_graph`` finds it."""
+    if not graph.prefill:
+        return None
+    beside = Path(source).parent / graph.prefill if source else Path(graph.prefill)
+    return load_graph(beside if beside.is_file() else graph.prefill)
+
+
+def _read(name: str) -> tuple[str, str]:
+    path = Path(name)
+    if path.exists():
+        try:
+            return path.read_text("utf-8"), name
+        except (OSError, UnicodeDecodeError) as error:
+            raise GraphFileError(f"{name}: cannot be read as UTF-8 text: {error}") from None
+    for known in packaged():
+        if name in (known, known.removesuffix(".yaml")):
+            return (EXAMPLES / known).read_text("utf-8"), known
+    raise GraphFileError(f"{name}: no such file, and no packaged graph of that name{nearest(name, packaged())}")
+
+
+def loads(text: str, source: str = "<text>", overrides: Sequence[str] = ()) -> Graph:
+    """The graph in ``text``; ``source`` stands in messages. Raises GraphFileError."""
+    located = parse(text, source)
+    for override in overrides:
+        set_path(located, override, GraphModel)
+    try:
+        model = GraphModel.model_validate(located.value)
+    except ValidationError as error:
+        raise _first_problem(error, located) from None
+    return _graph(model, located)
+
+
+def _first_problem(error: ValidationError, located: Located) -> GraphFileError:
+    """The first schema error as one line: file:line, what, where, what would be right."""
+    # Unknown keys first: a misspelt key also makes the right one missing, and it is the cause.
+    details = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
+    path = tuple(p for p in details["loc"] if not (isinstance(p, str) and p.startswith(("function-", "constrained-"))))
+    path = located.known_prefix(path)
+    where = ".".join(map(str, path)) or "the top level"
+    if details["type"] == "extra_forbidden":
+        parent, key = path[:-1], str(path[-1])
+        known = _fields_at(GraphModel, parent)
+        inside = ".".join(map(str, parent)) or "the top level"
+        return GraphFileError(f"{located.at(path)}: unknown key {key!r} at {inside}{nearest(key, known)}", "schema")
+    return GraphFileError(f"{located.at(path)}: {where}: {details['msg']}", "schema")
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Field names of the model that describes ``path``."""
+    here: Any = model
+    for part in path:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            field = here.model_fields.get(str(part))
+            here = None if field is None else field.annotation
+            candidates = [here, *getattr(here, "__args__", ())]
+            models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+            here = models[0] if models else here
+        else:  # a mapping of names to models
+            models = [a for a in getattr(here, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
+            here = models[0] if models else None
+    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+
+
+def _pairs(mapping: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(mapping.items())
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(v) for v in value) if isinstance(value, list) else value
+
+
+def _node(name: str, m: NodeModel, located: Located, path: tuple[str, ...]) -> Node:
+    loop: Repeat | ForEach | None = None
+    if m.repeat is not None and m.for_each is not None:
+        raise GraphFileError(f"{located.at((*path, 'repeat'))}: node {name!r} has both repeat and for_each; keep one")
+    if m.repeat is not None:
+        loop = Repeat(m.repeat.times, _pairs(m.repeat.carry), _pairs(m.repeat.collect))
+    if m.for_each is not None:
+        loop = ForEach(tuple(m.for_each.each), _pairs(m.for_each.carry), _pairs(m.for_each.collect), m.for_each.over)
+    if (m.stage is None) == (m.graph is None):
+        both = "both stage and graph" if m.stage else "neither stage nor graph"
+        raise GraphFileError(f"{located.at(path)}: node {name!r} has {both}; exactly one is wanted")
+    return Node(
+        name=name,
+        inputs=tuple(sorted(m.inputs.items())),
+        stage=m.stage or "",
+        graph=None if m.graph is None else _nested(m.graph, located, (*path, "graph")),
+        options=tuple(sorted((k, _freeze(v)) for k, v in m.options.items())),
+        loop=loop,
+    )
+
+
+def _nested(m: NestedModel, located: Located, path: tuple[str, ...]) -> Graph:
+    return Graph(
+        name=m.name,
+        inputs=tuple(Port(name, tuple(p.shape), p.dtype) for name, p in m.inputs.items()),
+        nodes=tuple(_node(n, node, located, (*path, "nodes", n)) for n, node in m.nodes.items()),
+        outputs=_pairs(m.outputs),
+        doc=m.doc,
+    )
+
+
+def _graph(m: GraphModel, located: Located) -> Graph:
+    inner = _nested(m, located, ())
+    settings = tuple(sorted((k, v) for k, v in m.settings.model_dump().items() if v is not None))
+    return Graph(
+        name=inner.name,
+        inputs=inner.inputs,
+        nodes=inner.nodes,
+        outputs=inner.outputs,
+        state=_pairs(m.state),
+        settings=settings,
+        placement=tuple(sorted(m.placement.items())),
+        prefill=m.prefill,
+        doc=inner.doc,
+    )
+
+
+def dumps(graph: Graph) -> str:
+    """YAML text; ``loads`` gives back an equal graph."""
+    return yaml.safe_dump({"version": 1, **_plain(graph)}, sort_keys=False, default_flow_style=None, width=100)
+
+
+def _plain(graph: Graph) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": graph.name, "doc": graph.doc, "prefill": graph.prefill}
+    out |= {"settings": dict(graph.settings)}
+    out["inputs"] = {p.name: {"shape": list(p.shape), "dtype": p.dtype} for p in graph.inputs}
+    out["nodes"] = {n.name: _plain_node(n) for n in graph.nodes}
+    out |= {"outputs": dict(graph.outputs), "state": dict(graph.state), "placement": dict(graph.placement)}
+    return {k: v for k, v in out.items() if v}
+
+
+def _plain_node(node: Node) -> dict[str, Any]:
+    out: dict[str, Any] = {"stage": node.stage, "options": {k: _thaw(v) for k, v in node.options}}
+    loop = node.loop
+    if isinstance(loop, Repeat):
+        out["repeat"] = {"times": loop.times, "carry": dict(loop.carry), "collect": dict(loop.collect)}
+    if isinstance(loop, ForEach):
+        out["for_each"] = {"over": loop.over, "each": list(loop.each)}
+        out["for_each"] |= {"carry": dict(loop.carry), "collect": dict(loop.collect)}
+    out["inputs"] = dict(node.inputs)
+    if node.graph is not None:
+        out["graph"] = _plain(node.graph)
+    return {k: v for k, v in out.items() if v}
+
+
+def _thaw(value: Any) -> Any:
+    return [_thaw(v) for v in value] if isinstance(value, tuple) else value

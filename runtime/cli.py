@@ -1,0 +1,198 @@
+"""``pipeline-run``: a graph, a model and prompts in; text, JSON lines or a plan out.
+
+Knows: flags and exit codes (0 done, 2 bad input, 130 interrupted). Does not know: how anything is computed.
+Text and JSON go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from draftline.compiler.core import IR
+from draftline.compiler.explain import dump_text, emit, explain
+from draftline.graph import pictures
+from draftline.graph.errors import DraftlineError, RequestError, UsageError
+from draftline.graph.yaml import json_schema, load_graph
+
+from . import prompts, speculation
+from .pipeline import Pipeline, Prepared, prepare
+from .progress import Progress
+from .report import json_line, summary
+
+PROG = "pipeline-run"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = _Parser(prog=PROG, description="Decode text with a declared, compiled decode graph.", allow_abbrev=False)
+    p.add_argument("--graph", default="mtp.yaml", metavar="G", help="a graph file, or the name of a packaged one")
+    p.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a value of the graph file")
+    p.add_argument("--model", metavar="M", help="a model folder, or the name of a packaged one")
+    p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
+    p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
+    p.add_argument("--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0 is plain decoding")
+    p.add_argument("--speculative-config", metavar="JSON", help='{"method": "mtp", "num_speculative_tokens": K}')
+    p.add_argument("--enable-mtp", action=argparse.BooleanOptionalAction, default=None, help="deprecated: K=1")
+    for flag, meaning in (
+        ("--max-new-tokens", "most tokens per prompt"),
+        ("--max-model-len", "context: prompt and new tokens"),
+        ("--max-num-seqs", "requests decoded at once"),
+        ("--tile", "rows of a verify call"),
+    ):
+        p.add_argument(flag, metavar="N", help=meaning)
+    p.add_argument("--dtype", choices=["fp32", "bf16"])
+    p.add_argument("--runtime", choices=["inline"], default="inline")
+    p.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
+    p.add_argument("--stream", action="store_true", help="print text as it comes")
+    p.add_argument("--json", action="store_true", help="one JSON object per prompt on stdout, nothing else")
+    p.add_argument("--explain", action="store_true", help="print the plan for K")
+    p.add_argument("--dump-ir", nargs="?", const="", metavar="PASS", help="print the IR after every pass, or after one")
+    p.add_argument("--emit", choices=["mermaid", "dot", "json"], help="print the plan for tools and exit")
+    p.add_argument("--picture", choices=["text", "mermaid", "dot"], help="print the graph and exit")
+    p.add_argument("--schema", action="store_true", help="print the JSON Schema of graph files and exit")
+    p.add_argument("--plan-cache", type=Path, metavar="DIR", help="where compiled plans are kept")
+    p.add_argument("--no-plan-cache", action="store_true", help="compile afresh and keep nothing")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    try:
+        args = parser().parse_args(argv)
+        return run(args)
+    except DraftlineError as error:
+        _say(f"{PROG}: error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        _say(f"{PROG}: interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader went away; what is left must not raise again when the interpreter flushes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command after parsing. Raises DraftlineError."""
+    if args.schema:
+        print(json.dumps(json_schema(), indent=2))
+        return 0
+    if args.json and args.stream:
+        raise UsageError("--json prints whole objects and --stream prints parts; give one of them")
+    if args.no_plan_cache and args.plan_cache is not None:
+        raise UsageError("--plan-cache names a cache and --no-plan-cache wants none; give one of them")
+    sys.path.insert(0, os.getcwd())  # stages named package.module:Class may lie beside the graph
+    if args.picture:
+        graph = load_graph(args.graph, args.set)
+        print({"text": pictures.text, "mermaid": pictures.mermaid, "dot": pictures.dot}[args.picture](graph))
+        return 0
+    wanted = prompts.from_flags(args.prompt) + (prompts.from_file(args.prompt_file) if args.prompt_file else [])
+    prepared = _prepare(args, len(wanted))
+    shown = _show_plan(args, prepared)
+    if not wanted:
+        if shown:
+            return 0
+        raise RequestError("no prompt; give --prompt TEXT or --prompt-file F.jsonl")
+    if args.emit:
+        return 0
+    return _generate(args, prepared, wanted)
+
+
+def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
+    k, stage = speculation.resolve(args, lambda message: _say(f"{PROG}: warning: {message}"))
+    graph = load_graph(args.graph, args.set)
+    if stage is not None and all(node.stage != stage for node in graph.nodes):
+        drafters = ", ".join(n.stage for n in graph.nodes if n.stage.startswith("draft.")) or "none"
+        raise UsageError(
+            f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
+        )
+    wishes: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "num_speculative_tokens": k}
+    for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "tile"):
+        wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name))
+    if wishes["max_num_seqs"] is None and num_prompts:
+        settings = dict(graph.settings)
+        wishes["max_num_seqs"] = min(num_prompts, settings.get("max_num_seqs", 8))
+    cache = None if args.no_plan_cache else args.plan_cache or _default_cache()
+    return prepare(graph, source=args.graph, plan_cache=cache, **wishes)
+
+
+def _default_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "draftline" / "plans"
+
+
+def _integer(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.strip().isdigit() or int(text) < 1:
+        raise UsageError(f"{flag} is {text!r}; an integer of 1 or more is wanted")
+    return int(text)
+
+
+def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
+    """Print what --dump-ir, --explain and --emit ask for; whether anything was asked."""
+    to = sys.stderr if args.json else sys.stdout
+    if args.dump_ir is not None:
+        def dump(name: str, ir: IR) -> None:
+            if args.dump_ir in ("", name):
+                print(dump_text(name, ir), file=to)
+
+        _check_pass(args.dump_ir)
+        prepared.plan(dump)
+    if args.explain or args.emit:
+        plan, report = prepared.plan()
+        if report is not None:
+            _say(f"plan: {report}")
+        print(emit(plan, args.emit) if args.emit else explain(plan), file=to)
+    return args.explain or args.emit is not None or args.dump_ir is not None
+
+
+def _check_pass(name: str) -> None:
+    from draftline.compiler.compile import PASSES
+    from draftline.graph.errors import nearest
+
+    if name and name not in PASSES:
+        raise UsageError(f"--dump-ir: unknown pass {name!r}{nearest(name, PASSES)}")
+
+
+def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[prompts.Prompt]) -> int:
+    pipeline = Pipeline(prepared)
+    requests = [
+        pipeline.request(
+            p.text, p.max_new_tokens, num_speculative_tokens=p.num_speculative_tokens, ignore_eos=args.ignore_eos
+        )
+        for p in wanted
+    ]
+    began = time.perf_counter()
+    with Progress(pipeline.text, [p.text for p in wanted], stream=args.stream, quiet=args.json) as progress:
+        outputs = pipeline.engine.generate(requests, progress.listen)
+    for prompt, output in zip(wanted, outputs, strict=True):
+        text = pipeline.text.decode(output.token_ids)
+        if args.json:
+            print(json_line(prompt.text, text, output), flush=True)
+        elif not args.stream:
+            print(prompt.text + text, flush=True)
+    if not args.json:
+        totals = pipeline.engine.runtime.totals
+        summary(outputs, time.perf_counter() - began, totals.waves, totals.captures, sys.stderr)
+    return 0
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""A deployment: graph + model + sizes, checked together; its plans, compiled and bound.
+
+Knows: every number that is fixed at start-up. Does not know: requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftline.compiler.cache import CacheReport, lookup_or_compile
+from draftline.compiler.compile import compile_graph
+from draftline.compiler.core import IR
+from draftline.compiler.plan import Plan
+from draftline.graph.core import Graph
+from draftline.graph.errors import UsageError
+from draftline.stages.caches.core import Geometry
+from draftline.stages.models.core import Loaded, Shape
+from draftline.stages.models.registry import load_model, read_shape, resolve
+from draftline.stages.registry import lookup as builtin_lookup
+
+Lookup = Callable[[str], type[Any]]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers of a deployment. Rows, tokens and requests as DESIGN.md §3 has them."""
+
+    num_speculative_tokens: int
+    tile: int
+    max_num_seqs: int
+    max_model_len: int
+    prefill_tile: int
+    page_size: int
+    dtype: str
+
+    @property
+    def pages_per_slot(self) -> int:
+        return -(-self.max_model_len // self.page_size)
+
+    def geometry(self) -> Geometry:
+        """Cache sizes: every slot can be full at the same time."""
+        return Geometry(
+            slots=self.max_num_seqs,
+            max_len=self.max_model_len,
+            page_size=self.page_size,
+            num_pages=self.max_num_seqs * self.pages_per_slot,
+            in_flight=max(self.prefill_tile, self.num_speculative_tokens + 1),
+        )
+
+
+def depths(k: int) -> tuple[int, ...]:
+    """The depths that get a plan of their own: 0, then 2^j - 1 below K, then K. A step uses the smallest that
+    covers its deepest request, so a request near its end costs at most twice the drafts it can use."""
+    steps = [0]
+    while 2 * steps[-1] + 1 < k:
+        steps.append(2 * steps[-1] + 1)
+    return tuple(dict.fromkeys([*steps, k]))
+
+
+def uses_drafts(graph: Graph) -> bool:
+    """Whether any node of the step proposes drafts."""
+    return any(node.stage.startswith("draft.") or any(p == "drafts" for p, _ in node.inputs) for node in graph.nodes)
+
+
+def needs_mtp(graph: Graph) -> bool:
+    """Whether the step drafts from the target's streams."""
+    return any(name == "streams" for name, _ in graph.state)
+
+
+def check(graph: Graph, shape: Shape, sizes: Sizes, model: str) -> None:
+    """Raises UsageError where graph, model and sizes do not go together."""
+    k = sizes.num_speculative_tokens
+    asked = (
+        f"K={k} was asked for (by --num-speculative-tokens/-K, --speculative-config, --enable-mtp or the graph's"
+        " settings.num_speculative_tokens)"
+    )
+    if k and not uses_drafts(graph):
+        raise UsageError(f"{asked}, but graph {graph.name!r} has no draft stage; use -K 0, or a graph such as mtp.yaml")
+    if k and needs_mtp(graph) and not shape.num_mtp_layers:
+        raise UsageError(
+            f"{asked}, but model {model!r} has no MTP layer (num_nextn_predict_layers is 0 in its config.json);"
+            " use -K 0, or --graph ngram.yaml"
+        )
+    if sizes.max_model_len > shape.max_len:
+        raise UsageError(
+            f"--max-model-len {sizes.max_model_len} is more than the model's max_position_embeddings={shape.max_len}"
+        )
+    for ratio in shape.ratios:
+        if sizes.page_size % ratio:
+            raise UsageError(f"page_size={sizes.page_size} must be a multiple of the model's compression ratio {ratio}")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles the graphs of one deployment. ``cache`` None keeps no plans on disk."""
+
+    sizes: Sizes
+    shape: Shape
+    lookup: Lookup = builtin_lookup
+    cache: Path | None = None
+
+    def plan(self, graph: Graph, k: int, dump: Callable[[str, IR], None] | None = None) -> tuple[Plan, CacheReport | None]:
+        """The plan of ``graph`` for depth ``k``. Raises GraphError and PlanError."""
+        s = self.sizes
+        numbers: dict[str, Any] = {
+            "num_speculative_tokens": k,
+            "tile": s.tile,
+            "max_num_seqs": s.max_num_seqs,
+            "max_model_len": s.max_model_len,
+            "page_size": s.page_size,
+            "prefill_tile": s.prefill_tile,
+            "max_depth": s.num_speculative_tokens,
+            "dtype": s.dtype,
+            "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},
+            "lookup": self.lookup,
+        }
+        if dump is not None:
+            return compile_graph(graph, **numbers, dump=dump), None
+        return lookup_or_compile(graph, directory=self.cache, **numbers)
+
+
+def load(model: str, sizes: Sizes) -> Loaded:
+    """Read the model's weights and allocate its caches. Raises ModelError."""
+    return load_model(resolve(model), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"))
+
+
+def shape(model: str) -> Shape:
+    """The model's shape, without its weights. Raises ModelError."""
+    return read_shape(resolve(model))

@@ -1,0 +1,90 @@
+"""A request and what becomes of it. Knows: tokens, limits, finish reasons, counts. Does not know: slots, plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftline.graph.errors import RequestError
+
+FinishReason = Literal["stop", "length", "context"]
+"""``stop``: an end-of-sequence token. ``length``: max_new_tokens. ``context``: max_model_len is full."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt as token ids with its limits. ``num_speculative_tokens`` None means the engine's K."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    num_speculative_tokens: int | None = None
+    ignore_eos: bool = False
+
+
+def check(request: Request, vocab_size: int, max_len: int, where: str = "prompt") -> None:
+    """Raises RequestError naming what is wrong with the request and what would be right."""
+    if not request.prompt:
+        raise RequestError(f"{where}: is empty; at least one token is needed")
+    if len(request.prompt) > max_len:
+        raise RequestError(
+            f"{where}: has {len(request.prompt)} tokens, the context holds max_model_len={max_len}; shorten it"
+        )
+    for i, token in enumerate(request.prompt):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"{where}: token {i} is {token}, the vocabulary has ids 0 … {vocab_size - 1}")
+    if request.max_new_tokens < 1:
+        raise RequestError(f"{where}: max_new_tokens is {request.max_new_tokens}; 1 or more is wanted")
+    k = request.num_speculative_tokens
+    if k is not None and k < 0:
+        raise RequestError(f"{where}: num_speculative_tokens is {k}; 0 or more is wanted")
+
+
+@dataclass
+class Counts:
+    """What speculation did for one request. ``proposed[i]`` and ``accepted[i]`` count draft i + 1."""
+
+    steps: int = 0
+    tokens: int = 0
+    proposed: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, proposed: int, accepted: int, tokens: int) -> None:
+        """One step: ``proposed`` drafts, of which the first ``accepted`` stood; ``tokens`` were kept."""
+        self.steps += 1
+        self.tokens += tokens
+        for counter, n in ((self.proposed, proposed), (self.accepted, accepted)):
+            counter.extend([0] * (n - len(counter)))
+            for i in range(n):
+                counter[i] += 1
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(self.proposed)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.accepted)
+
+    def per_position(self, k: int) -> list[float]:
+        """Share of the steps that proposed draft i + 1 in which it was accepted, for i < k; 0.0 if none did."""
+        counts = zip((self.proposed + [0] * k)[:k], (self.accepted + [0] * k)[:k], strict=True)
+        return [a / p if p else 0.0 for p, a in counts]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per step, 1 … K+1; 0.0 before the first step."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished request. ``token_ids`` are the new ones, an end-of-sequence token included."""
+
+    index: int
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    counts: Counts
+    num_speculative_tokens: int
+    prefill_seconds: float
+    decode_seconds: float

@@ -1,0 +1,85 @@
+"""From a graph's settings and the caller's wishes to the sizes of a deployment.
+
+Knows: defaults, precedence (caller over graph over default), ranges. Does not know: flags, files, models' weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftline.graph.core import Graph
+from draftline.graph.errors import UsageError
+from draftline.stages.models.core import Shape
+
+from .deployment import DTYPES, Sizes
+
+DEFAULTS: Mapping[str, Any] = {
+    "model": "tiny-v4",
+    "num_speculative_tokens": 0,
+    "tile": 8,
+    "max_num_seqs": 8,
+    "max_model_len": 1024,
+    "dtype": "fp32",
+    "prefill_tile": 64,
+    "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
+    "max_new_tokens": 128,
+}
+
+_LEAST = {"num_speculative_tokens": 0, "page_size": 0}
+"""Smallest value of an integer setting where that is not 1."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting with a value; names as in a graph file's ``settings``."""
+
+    model: str
+    num_speculative_tokens: int
+    tile: int
+    max_num_seqs: int
+    max_model_len: int
+    dtype: str
+    prefill_tile: int
+    page_size: int
+    max_new_tokens: int
+    asked_max_model_len: bool = False
+    """Whether anybody asked for max_model_len; a default gives way to a smaller model, a wish does not."""
+
+
+def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
+    """``wishes`` that are None do not count. Raises UsageError for a value out of range."""
+    own = dict(graph.settings)
+    wanted = {k: v for k, v in wishes.items() if v is not None}
+    values = {**DEFAULTS, **own, **wanted}
+    for name, value in values.items():
+        if isinstance(DEFAULTS[name], int):
+            least = _LEAST.get(name, 1)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}; an integer of {least} or more is wanted")
+    if values["dtype"] not in DTYPES:
+        raise UsageError(f"dtype is {values['dtype']!r}; known: {', '.join(DTYPES)}")
+    return Settings(**values, asked_max_model_len="max_model_len" in wanted)
+
+
+def sizes(settings: Settings, shape: Shape) -> Sizes:
+    """The deployment's sizes for a model of this shape."""
+    length = settings.max_model_len
+    if not settings.asked_max_model_len:
+        length = min(length, shape.max_len)
+    page = settings.page_size
+    if page == 0:
+        unit = math.lcm(*shape.ratios)
+        page = unit * -(-64 // unit)
+    return Sizes(
+        # More drafts than positions can never be used; the plan is not made for them.
+        num_speculative_tokens=min(settings.num_speculative_tokens, max(length - 2, 0)),
+        tile=settings.tile,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=length,
+        prefill_tile=settings.prefill_tile,
+        page_size=page,
+        dtype=settings.dtype,
+    )

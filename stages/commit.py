@@ -1,0 +1,55 @@
+"""Stage ``commit``: the tokens of this step, and the streams that the next step's drafter starts from.
+
+Knows: accepted prefix + bonus token. Does not know: stop tokens, lengths, the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from draftline.graph.core import Port, Signature
+
+from .core import Call, Inputs, StageContext
+
+
+class Commit:
+    """count = accepted + 1 tokens per live slot: the accepted drafts, then the bonus token.
+
+    Accepted drafts equal the target's own predictions, and the bonus is its prediction after the last of
+    them, so tokens are simply predicted[:, :count]; -1 behind. Caches need no undo (see caches.core), so
+    nothing else is done here: the driver moves the request's length by count.
+    """
+
+    signature = Signature(
+        inputs=(
+            Port("window", ("N", "W"), "int64"),
+            Port("predicted", ("N", "W"), "int64"),
+            Port("accepted", ("N",), "int64"),
+            Port("depth", ("N",), "int64"),
+            Port("streams", ("N", "W", "H", "D"), "model", optional=True),
+        ),
+        outputs=(
+            Port("tokens", ("N", "M"), "int64"),
+            Port("count", ("N",), "int64"),
+            Port("streams", ("N", "M", "H", "D"), "model"),
+        ),
+    )
+
+    def __init__(self, context: StageContext) -> None:
+        self._kept = min(context.dims["W"], context.dims["M"])
+        self._column = torch.arange(self._kept, device=context.device)
+
+    def __call__(self, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
+        predicted, accepted, depth, streams = (
+            inputs[k] for k in ("predicted", "accepted", "depth", "streams")
+        )
+        outputs["count"].copy_(torch.where(depth >= 0, accepted + 1, 0))
+        outputs["tokens"].fill_(-1)
+        mine = self._column < outputs["count"][:, None]
+        outputs["tokens"][:, : self._kept] = torch.where(mine, predicted[:, : self._kept], -1)
+        if streams is not None and "streams" in outputs:
+            # Rows beyond count are stale and stay unread: the next step reads num_recent = count of them.
+            outputs["streams"][:, : self._kept] = streams[:, : self._kept]

@@ -1,0 +1,70 @@
+"""Stage ``draft.mtp``: one draft token per slot from the model's MTP layer, all slots in one call.
+
+Knows: catching up and feeding itself. Does not know: which model the MTP layer belongs to, acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from draftline.graph.core import Port, Signature
+
+from .core import Call, Inputs, StageContext
+from .models.core import Rows
+
+
+class DraftMtp:
+    """Iteration 0 brings the MTP cache up to date and drafts d1; iteration k drafts d(k+1) from its own output.
+
+    Catching up runs every row that the last step committed with the *target's* streams: rows drafted before
+    were written from the drafter's own streams, which costs acceptance if it stays (DESIGN §4.5). It is the
+    same call that gives d1, so a step makes K calls. A slot with fewer drafts than this iteration is a pad row.
+    """
+
+    signature = Signature(
+        inputs=(
+            Port("token", ("N",), "int64"),
+            Port("position", ("N",), "int64"),
+            Port("depth", ("N",), "int64"),
+            Port("recent", ("N", "M"), "int64"),
+            Port("num_recent", ("N",), "int64"),
+            Port("streams", ("N", "M", "H", "D"), "model"),
+            Port("hidden", ("N", "H", "D"), "model", optional=True),
+        ),
+        outputs=(Port("token", ("N",), "int64"), Port("hidden", ("N", "H", "D"), "model")),
+    )
+
+    def __init__(self, context: StageContext) -> None:
+        self._drafter = context.drafter
+        n, m = context.dims["N"], context.dims["M"]
+        self._slots = torch.arange(n, device=context.device)
+        self._column = torch.arange(m, device=context.device)
+        # The block table is the target's; an MTP layer has a ring only.
+        self._no_pages = torch.full((n, 1), -1, dtype=torch.int64, device=context.device)
+
+    def __call__(self, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
+        token, position, depth, hidden = (inputs[k] for k in ("token", "position", "depth", "hidden"))
+        if hidden is None:
+            last = self._catch_up(position, depth, inputs)
+        else:
+            drafting = call.iteration < depth
+            # Row p of the drafter holds the streams at p and the token at p + 1.
+            at = torch.where(drafting, position - 1 + call.iteration, -1)
+            slots = torch.where(drafting, self._slots, -1)
+            last = self._drafter.forward(Rows(token, at, slots, self._no_pages), hidden)
+        outputs["hidden"].copy_(last)
+        torch.argmax(self._drafter.logits(last), dim=-1, out=outputs["token"])
+
+    def _catch_up(self, position: Tensor, depth: Tensor, inputs: Inputs) -> Tensor:
+        """Run the last step's rows, N·M of them, and give the streams [N, H, D] of each slot's newest."""
+        recent, num, streams = (inputs[k] for k in ("recent", "num_recent", "streams"))
+        n, m = recent.shape
+        real = (self._column < num[:, None]) & (depth[:, None] >= 0)  # [N, M]
+        at = torch.where(real, (position - num)[:, None] + self._column, -1)
+        slots = torch.where(real, self._slots[:, None], -1)
+        rows = Rows(torch.where(real, recent, 0).flatten(), at.flatten(), slots.flatten(), self._no_pages)
+        out = self._drafter.forward(rows, streams.flatten(0, 1)).view(n, m, *streams.shape[2:])
+        return out[self._slots, (num - 1).clamp(min=0)]

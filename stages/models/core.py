@@ -1,0 +1,75 @@
+"""What the stages need of a model. Knows: rows and two protocols. Does not know: any architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draftline.stages.caches.core import Geometry
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R rows of one call: tokens, positions and slots [R] int64 (-1 in the latter two: a pad row) and the
+    block table pages [N, G] int64. Rows of one request stand in order of position."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    pages: Tensor
+
+
+class Target(Protocol):
+    """The model whose tokens count, with its caches."""
+
+    num_streams: int
+    """H: residual streams per row."""
+    hidden_size: int
+    """D."""
+    vocab_size: int
+
+    def forward(self, rows: Rows) -> Tensor:
+        """Write the rows' cache entries and give their residual streams [R, H, D] before the head."""
+
+    def logits(self, streams: Tensor) -> Tensor:
+        """Streams [R, H, D] to float32 logits [R, V]."""
+
+
+class Drafter(Protocol):
+    """A model that drafts from the target's streams, with its own cache."""
+
+    def forward(self, rows: Rows, hidden: Tensor) -> Tensor:
+        """Rows whose token is the one *after* their position, and the streams [R, H, D] at that position,
+        to the drafter's streams [R, H, D]."""
+
+    def logits(self, streams: Tensor) -> Tensor:
+        """The drafter's streams [R, H, D] to float32 logits [R, V] of the token two after the position."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the compiler and the driver must know of a model without loading it."""
+
+    vocab_size: int
+    num_streams: int
+    hidden_size: int
+    max_len: int
+    num_mtp_layers: int
+    ratios: tuple[int, ...]
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run: its caches are allocated. ``drafter`` is None where there is no MTP block."""
+
+    shape: Shape
+    target: Target
+    drafter: Drafter | None
+    geometry: Geometry
+    dtype: torch.dtype
+    device: torch.device
