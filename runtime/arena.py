@@ -47,8 +47,7 @@ class Arena:
         if block.numel() < plan.arena_nbytes:
             raise PlanError(f"plan {plan.name!r} needs an arena of {plan.arena_nbytes} bytes, got {block.numel()}")
         self._tensors: Mapping[str, Tensor] = {
-            spec.name: states.get(spec) if spec.kind == "state" else buffer_tensor(block, spec)
-            for spec in plan.buffers
+            spec.name: states.get(spec) if spec.kind == "state" else buffer_tensor(block, spec) for spec in plan.buffers
         }
         start, size = plan.metadata
         self.metadata = block[start : start + size]

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftline.compiler.core import IR
-from draftline.compiler.explain import dump_text, emit, explain
+from draftline.compiler.cache import default_directory
+from draftline.compiler.compile import PASSES
+from draftline.compiler.explain import dumper, explain
+from draftline.compiler.pictures import emit
 from draftline.graph import pictures
-from draftline.graph.errors import DraftlineError, RequestError, UsageError
+from draftline.graph.errors import DraftlineError, RequestError, UsageError, nearest
 from draftline.graph.yaml import json_schema, load_graph
 
 from . import prompts, speculation
@@ -124,13 +126,8 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
     if wishes["max_num_seqs"] is None and num_prompts:
         settings = dict(graph.settings)
         wishes["max_num_seqs"] = min(num_prompts, settings.get("max_num_seqs", 8))
-    cache = None if args.no_plan_cache else args.plan_cache or _default_cache()
+    cache = None if args.no_plan_cache else args.plan_cache or default_directory()
     return prepare(graph, source=args.graph, plan_cache=cache, **wishes)
-
-
-def _default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "draftline" / "plans"
 
 
 def _integer(flag: str, text: str | None) -> int | None:
@@ -145,26 +142,15 @@ def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
     """Print what --dump-ir, --explain and --emit ask for; whether anything was asked."""
     to = sys.stderr if args.json else sys.stdout
     if args.dump_ir is not None:
-        def dump(name: str, ir: IR) -> None:
-            if args.dump_ir in ("", name):
-                print(dump_text(name, ir), file=to)
-
-        _check_pass(args.dump_ir)
-        prepared.plan(dump)
+        if args.dump_ir and args.dump_ir not in PASSES:
+            raise UsageError(f"--dump-ir: unknown pass {args.dump_ir!r}{nearest(args.dump_ir, PASSES)}")
+        prepared.plan(dumper(lambda text: print(text, file=to), args.dump_ir))
     if args.explain or args.emit:
         plan, report = prepared.plan()
         if report is not None:
-            _say(f"plan: {report}")
+            _say(f"{PROG}: {report}")
         print(emit(plan, args.emit) if args.emit else explain(plan), file=to)
     return args.explain or args.emit is not None or args.dump_ir is not None
-
-
-def _check_pass(name: str) -> None:
-    from draftline.compiler.compile import PASSES
-    from draftline.graph.errors import nearest
-
-    if name and name not in PASSES:
-        raise UsageError(f"--dump-ir: unknown pass {name!r}{nearest(name, PASSES)}")
 
 
 def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[prompts.Prompt]) -> int:

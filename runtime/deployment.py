@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from draftline.compiler.cache import CacheReport, lookup_or_compile
-from draftline.compiler.compile import compile_graph
-from draftline.compiler.core import IR
+from draftline.compiler.compile import Dump, compile_graph
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
@@ -106,7 +105,7 @@ class Compiler:
     lookup: Lookup = builtin_lookup
     cache: Path | None = None
 
-    def plan(self, graph: Graph, k: int, dump: Callable[[str, IR], None] | None = None) -> tuple[Plan, CacheReport | None]:
+    def plan(self, graph: Graph, k: int, dump: Dump | None = None) -> tuple[Plan, CacheReport | None]:
         """The plan of ``graph`` for depth ``k``. Raises GraphError and PlanError."""
         s = self.sizes
         numbers: dict[str, Any] = {

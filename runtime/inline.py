@@ -61,7 +61,9 @@ class BoundPlan:
         self.outputs = {name: self.arena.view(view) for name, view in plan.outputs}
         self._segments: dict[str, tuple[_Run, ...]] = {}
         self._program = self._single_program()
-        context = StageContext(model.device, model.dtype, dict(plan.dims), plan.layout.chosen, model.target, model.drafter)
+        context = StageContext(
+            model.device, model.dtype, dict(plan.dims), plan.layout.chosen, model.target, model.drafter
+        )
         stages: dict[str, Any] = {}
         for segment in plan.segments:
             runs = []

@@ -1,20 +1,20 @@
 """A graph and a model, opened for use: what the command line and a Python caller both start from.
 
-    from draftline.runtime.pipeline import open_pipeline
-    pipeline = open_pipeline("mtp.yaml", num_speculative_tokens=3)
-    for output in pipeline.generate(["def main():"], max_new_tokens=32):
-        print(pipeline.text.decode(output.token_ids))
+from draftline.runtime.pipeline import open_pipeline
+pipeline = open_pipeline("mtp.yaml", num_speculative_tokens=3)
+for output in pipeline.generate(["def main():"], max_new_tokens=32):
+    print(pipeline.text.decode(output.token_ids))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftline.compiler.cache import CacheReport
-from draftline.compiler.core import IR
+from draftline.compiler.compile import Dump
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
@@ -44,7 +44,7 @@ class Prepared:
     folder: Path
     compiler: Compiler
 
-    def plan(self, dump: Callable[[str, IR], None] | None = None) -> tuple[Plan, CacheReport | None]:
+    def plan(self, dump: Dump | None = None) -> tuple[Plan, CacheReport | None]:
         """The plan for this K."""
         return self.compiler.plan(self.graph, self.sizes.num_speculative_tokens, dump)
 

@@ -23,11 +23,17 @@ class Progress:
     def __init__(self, text: Text, prompts: Sequence[str], *, stream: bool, quiet: bool) -> None:
         self._prompts, self._stream = prompts, stream
         self._decoders = [text.stream() for _ in prompts]
-        self._held = [p for p in prompts]  # text that must wait for earlier prompts
+        self._held = list(prompts)  # text that must wait for earlier prompts
         self._current = 0
         self._bar: Bar | None = None
         if not stream and not quiet and sys.stderr.isatty():
-            columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"), TimeElapsedColumn())
+            columns = (
+                TextColumn("decoding"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("tokens"),
+                TimeElapsedColumn(),
+            )
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("tokens", total=None)
 

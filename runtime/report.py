@@ -43,11 +43,12 @@ def summary(outputs: Sequence[Output], seconds: float, waves: int, captures: int
         numbers = (c.steps, c.num_draft_tokens, c.num_accepted_tokens, f"{c.mean_acceptance_length:.2f}")
         table.add_row(str(o.index), str(len(o.prompt)), str(len(o.token_ids)), o.finish_reason, *map(str, numbers))
     console = Console(file=file, highlight=False)
-    console.print(table)
+    console.print(table, soft_wrap=True)
     if len(outputs) > 20:
-        console.print(f"… and {len(outputs) - 20} more requests")
+        console.print(f"… and {len(outputs) - 20} more requests", soft_wrap=True)
     tokens, steps = sum(len(o.token_ids) for o in outputs), sum(o.counts.steps for o in outputs)
     console.print(
         f"{tokens} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s;"
-        f" {tokens / max(steps, 1):.2f} tokens per step; {waves} waves, {captures} segments captured at start-up"
+        f" {tokens / max(steps, 1):.2f} tokens per step; {waves} waves, {captures} segments captured at start-up",
+        soft_wrap=True,
     )

@@ -43,9 +43,7 @@ class Commit:
         self._column = torch.arange(self._kept, device=context.device)
 
     def __call__(self, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
-        predicted, accepted, depth, streams = (
-            inputs[k] for k in ("predicted", "accepted", "depth", "streams")
-        )
+        predicted, accepted, depth, streams = (inputs[k] for k in ("predicted", "accepted", "depth", "streams"))
         outputs["count"].copy_(torch.where(depth >= 0, accepted + 1, 0))
         outputs["tokens"].fill_(-1)
         mine = self._column < outputs["count"][:, None]

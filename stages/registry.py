@@ -54,9 +54,13 @@ def lookup(name: str) -> type[Any]:
     found = getattr(module, class_name, None)
     if found is None:
         known = [k for k, v in vars(module).items() if isinstance(getattr(v, "signature", None), Signature)]
-        raise GraphError(f"stage {name!r}: {module_name} has no {class_name}{nearest(class_name, known)}", rule="unknown-stage")
+        raise GraphError(
+            f"stage {name!r}: {module_name} has no {class_name}{nearest(class_name, known)}", rule="unknown-stage"
+        )
     if not isinstance(getattr(found, "signature", None), Signature):
-        raise GraphError(f"stage {name!r}: {class_name} has no class attribute 'signature' of type Signature", rule="unknown-stage")
+        raise GraphError(
+            f"stage {name!r}: {class_name} has no class attribute 'signature' of type Signature", rule="unknown-stage"
+        )
     return found
 
 

@@ -126,7 +126,7 @@ def mtp_unrolled(c: Config, w: Weights, tokens: Tensor, streams: Tensor, depth: 
     """
     m: MtpWeights | None = w.mtp
     assert m is not None
-    b, s = tokens.shape
+    _b, s = tokens.shape
     nxt = F.pad(tokens[:, 1:], (0, 1))
     embedding = w.embed[nxt]
     cos, sin = t.plain

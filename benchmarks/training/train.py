@@ -41,7 +41,9 @@ def initial(c: Config, seed: int) -> dict[str, Tensor]:
     for name, spec in tensor_specs(c).items():
         t = torch.randn(spec.shape, generator=g) if spec.kind != "int64" else torch.empty(spec.shape).long()
         if name.endswith("tid2eid"):  # spread token ids evenly: each row has distinct experts
-            t = torch.stack([torch.randperm(c.n_routed_experts, generator=g)[: spec.shape[1]] for _ in range(spec.shape[0])])
+            t = torch.stack(
+                [torch.randperm(c.n_routed_experts, generator=g)[: spec.shape[1]] for _ in range(spec.shape[0])]
+            )
         elif name.endswith(("norm.weight",)):
             t = torch.ones(spec.shape)
         elif name.endswith("_scale"):
@@ -76,7 +78,9 @@ def rebuild(w: Any, change: Callable[[str, Tensor], Tensor], prefix: str = "") -
     if isinstance(w, Tensor):
         return change(prefix, w)
     if dataclasses.is_dataclass(w) and not isinstance(w, type):
-        return type(w)(**{f.name: rebuild(getattr(w, f.name), change, f"{prefix}.{f.name}") for f in dataclasses.fields(w)})
+        return type(w)(
+            **{f.name: rebuild(getattr(w, f.name), change, f"{prefix}.{f.name}") for f in dataclasses.fields(w)}
+        )
     if isinstance(w, tuple):
         return tuple(rebuild(v, change, f"{prefix}.{i}") for i, v in enumerate(w))
     return w
@@ -102,11 +106,19 @@ def batches(data: np.ndarray, length: int, batch: int, seed: int) -> Iterator[Te
 
 def optimisers(params: dict[str, Tensor]) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside layers, AdamW for embeddings, head, mixes, norms and other vectors."""
-    inner = {k: p for k, p in params.items() if p.dim() == 2 and not any(s in k for s in ("embed", ".head", "hc_", ".ape", "gate"))}
+    inner = {
+        k: p
+        for k, p in params.items()
+        if p.dim() == 2 and not any(s in k for s in ("embed", ".head", "hc_", ".ape", "gate"))
+    }
     outer = [p for k, p in params.items() if k not in inner]
     out: list[torch.optim.Optimizer] = [torch.optim.AdamW(outer, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)]
     if inner:
-        out.append(torch.optim.Muon(list(inner.values()), lr=0.01, momentum=0.95, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"))
+        out.append(
+            torch.optim.Muon(
+                list(inner.values()), lr=0.01, momentum=0.95, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+            )
+        )
     return out
 
 
@@ -123,8 +135,15 @@ class Run:
 def save(path: Path, run: Run) -> None:
     """Atomic checkpoint of weights and optimiser state."""
     tmp = path.with_suffix(".tmp")
-    torch.save({"weights": dict(leaves(run.weights)), "optimisers": [o.state_dict() for o in run.optimisers],
-                "step": run.step, "seconds": run.seconds}, tmp)
+    torch.save(
+        {
+            "weights": dict(leaves(run.weights)),
+            "optimisers": [o.state_dict() for o in run.optimisers],
+            "step": run.step,
+            "seconds": run.seconds,
+        },
+        tmp,
+    )
     os.replace(tmp, path)
 
 
@@ -142,7 +161,14 @@ def restore(path: Path, run: Run) -> None:
     print(f"continuing {path} at step {run.step}, {run.seconds / 60:.1f} min", flush=True)
 
 
-def loop(run: Run, path: Path, args: argparse.Namespace, data: np.ndarray, loss_of: Callable[[Weights, Tensor], dict[str, Tensor]], after: Callable[[dict[str, Tensor]], None]) -> None:
+def loop(
+    run: Run,
+    path: Path,
+    args: argparse.Namespace,
+    data: np.ndarray,
+    loss_of: Callable[[Weights, Tensor], dict[str, Tensor]],
+    after: Callable[[dict[str, Tensor]], None],
+) -> None:
     """Steps until the time budget is used; logs one JSON line every 20 steps."""
     restore(path, run)
     base = [[g["lr"] for g in o.param_groups] for o in run.optimisers]
@@ -167,7 +193,11 @@ def loop(run: Run, path: Path, args: argparse.Namespace, data: np.ndarray, loss_
         run.seconds = before + time.monotonic() - began
         if run.step % 20 == 0 or run.step < 4:
             line = {k: round(v.item(), 4) for k, v in losses.items() if v.dim() == 0}
-            line |= {"step": run.step, "min": round(run.seconds / 60, 2), "tok_s": round((run.step * args.batch * args.length) / max(run.seconds, 1))}
+            line |= {
+                "step": run.step,
+                "min": round(run.seconds / 60, 2),
+                "tok_s": round((run.step * args.batch * args.length) / max(run.seconds, 1)),
+            }
             print(json.dumps(line), file=log, flush=True)
         if time.monotonic() - saved > args.save_every:
             save(path, run)

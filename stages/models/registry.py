@@ -33,7 +33,9 @@ def resolve(name: str) -> Path:
             return path
     if Path(name).is_dir():
         raise ModelError(f"model {name!r}: the folder has no config.json")
-    raise ModelError(f"model {name!r}: no such folder, and no packaged model of that name{nearest(name, packaged_names())}")
+    raise ModelError(
+        f"model {name!r}: no such folder, and no packaged model of that name{nearest(name, packaged_names())}"
+    )
 
 
 def shape_of(c: Config) -> Shape:

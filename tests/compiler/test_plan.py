@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from compiler_fakes import MTP, PREFILL, plan_of, streams, with_node
+from compiler_fakes import MTP, PREFILL, plan_of, settings, streams, with_node
 
+from draftline.compiler.compile import compile_graph
 from draftline.compiler.plan import Plan, arena_for
 from draftline.graph.errors import PlanError, UncoveredShapeError
+from draftline.graph.yaml import load_graph, packaged
+from draftline.stages import registry
 
 
 @pytest.mark.parametrize("tile", [8, 16])
@@ -59,6 +62,21 @@ def test_every_depth_and_the_prefill_share_an_arena():
     plans = [plan_of(k) for k in (0, 1, 3, 9, 40)] + [plan_of(0, PREFILL)]
     assert arena_for(plans) == max(plan.arena_nbytes for plan in plans)
     assert arena_for([]) == 0
+
+
+@pytest.mark.parametrize("name", packaged())
+@pytest.mark.parametrize("k", [0, 3, 9])
+def test_packaged_graphs_compile(name, k):
+    plan = compile_graph(load_graph(name), lookup=registry.lookup, **settings(k))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.workers[0].instructions[0].buffers
+
+
+def test_mtp_and_its_prefill_share_an_arena():
+    step = load_graph("mtp.yaml")
+    plans = [compile_graph(step, lookup=registry.lookup, **settings(k)) for k in (0, 1, 9)]
+    plans.append(compile_graph(load_graph(step.prefill), lookup=registry.lookup, **settings(9)))
+    assert arena_for(plans) >= plans[-1].arena_nbytes
 
 
 def test_other_states_cannot_share_an_arena():

@@ -54,7 +54,9 @@ class Wilful(Scripted):
     """A drafter: ``next_token(token, position)`` is what it drafts after the row with that token at position + 1."""
 
     def forward(self, rows: Rows, hidden: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(Rows(rows.tokens, torch.where(rows.positions >= 0, rows.positions + 1, -1), rows.slots, rows.pages))
+        return super().forward(
+            Rows(rows.tokens, torch.where(rows.positions >= 0, rows.positions + 1, -1), rows.slots, rows.pages)
+        )
 
 
 def loaded(target: Scripted, drafter: Scripted | None, geometry: Geometry, eos: tuple[int, ...] = ()) -> Loaded:

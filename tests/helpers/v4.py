@@ -30,7 +30,13 @@ RAW = {
     "compress_ratios": [0, 4, 128, 4, 128],
     "rope_theta": 10000.0,
     "compress_rope_theta": 160000.0,
-    "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1},
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
     "hc_mult": 4,
     "hc_eps": 1e-6,
     "hc_sinkhorn_iters": 20,
@@ -80,7 +86,9 @@ def oracle_config(**changes: object) -> DeepseekV4Config:
     assert isinstance(rope, dict)
     raw["compress_ratios"] = list(raw["compress_ratios"])[: raw["num_hidden_layers"]]  # type: ignore[call-overload]
     raw.pop("model_type")
-    return DeepseekV4Config(**raw, rope_parameters={"rope_type": "yarn", **{k: v for k, v in rope.items() if k != "type"}})
+    return DeepseekV4Config(
+        **raw, rope_parameters={"rope_type": "yarn", **{k: v for k, v in rope.items() if k != "type"}}
+    )
 
 
 def randomise(module: torch.nn.Module, seed: int = 1) -> None:

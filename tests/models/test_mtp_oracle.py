@@ -39,7 +39,9 @@ class OracleMtp(torch.nn.Module):
         e = self.e_proj(self.enorm(target.model.embed_tokens(following)))
         x = e.unsqueeze(2) + self.h_proj(self.hnorm(streams))
         positions = torch.arange(following.shape[1])[None]
-        rope = {k: target.model.rotary_emb(x[:, :, 0], position_ids=positions, layer_type=k) for k in ("main", "compress")}
+        rope = {
+            k: target.model.rotary_emb(x[:, :, 0], position_ids=positions, layer_type=k) for k in ("main", "compress")
+        }
         mask = create_sliding_window_causal_mask(
             config=self.config, inputs_embeds=x[:, :, 0], attention_mask=None, cache=None, position_ids=positions
         )
@@ -56,7 +58,7 @@ def setting():
     mtp = OracleMtp(target).eval()
     mtp.block.mlp.experts.config = target.config
     v4.randomise(mtp, seed=2)
-    state = {k: t for k, t in mtp.state_dict().items()}
+    state = dict(mtp.state_dict().items())
     tensors = v4.official_tensors(target)
     block = {k[len("block.") :]: t for k, t in state.items() if k.startswith("block.")}
     tensors |= v4.layer_tensors(block, "mtp.0.", "", target.config.moe_intermediate_size)

@@ -25,7 +25,7 @@ def test_worked_example():
     outputs = run(engine, [[1] * 98 + [8, 9], [1] * 98 + [18, 19]], max_new_tokens=50, ignore_eos=True)
     decode = target.calls[2:]  # two prefill calls of 128 rows hold the 198 prompt rows
     assert sum(len(c) for c in target.calls[:2]) == 198
-    first = [[row for row in call] for call in decode[:3]]
+    first = [list(call) for call in decode[:3]]
     assert first[0] == [(0, 99 + i, 9 + i) for i in range(8)]
     assert first[1] == [(1, 99 + i, t) for i, t in enumerate([19, 20, 21, 99, 100, 101, 102, 103])]
     assert first[2] == [(0, 107, 17), (0, 108, 18)]

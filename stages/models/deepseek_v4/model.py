@@ -171,9 +171,7 @@ class DeepseekV4Target:
         c, at = self.config, rows.positions.clamp(min=0)
         plain, scaled = rope.cos_sin(at, self._plain), rope.cos_sin(at, self._scaled)
         window = window_index(rows, c.sliding_window, cache.ring_length(c.sliding_window, self.geometry))
-        by_ratio = {
-            r: compress_index(rows, r, c.state_width(r), self.geometry, self._scaled) for r in c.ratios
-        }
+        by_ratio = {r: compress_index(rows, r, c.state_width(r), self.geometry, self._scaled) for r in c.ratios}
         streams = block.embed(c, self.weights, rows.tokens)
         for w, own, ratio in zip(self.weights.layers, self.caches, c.compress_ratios, strict=True):
             angles, index = (scaled, by_ratio[ratio]) if ratio else (plain, None)
