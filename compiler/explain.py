@@ -74,12 +74,12 @@ def view_text(view: View | None) -> str:
 
 def instruction_text(instruction: Instruction) -> str:
     """Return one instruction on one line."""
-    parts = [instruction.op.ljust(5), *([instruction.segment] if instruction.segment else [])]
-    parts += [", ".join(instruction.buffers)] if instruction.buffers else []
+    parts = [instruction.segment] if instruction.segment else list(instruction.buffers)
     parts += [f"{copy.target} := {view_text(copy.source)}" for copy in instruction.copies]
+    text = f"{instruction.op.ljust(5)} {', '.join(parts)}"
     if instruction.when is not None:
-        parts.append(f"wave {instruction.wave} if live({instruction.when.buffer}) > {instruction.when.n}")
-    return " ".join(parts)
+        text += f" wave {instruction.wave} if live({instruction.when.buffer}) > {instruction.when.n}"
+    return text
 
 
 def _head(plan: Plan) -> list[str]:

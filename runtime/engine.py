@@ -56,7 +56,8 @@ class Engine:
     def __init__(self, graph: Graph, prefill: Graph, model: Loaded, compiler: Compiler) -> None:
         self.graph, self.model, self.sizes = graph, model, compiler.sizes
         self.k_max = self.sizes.num_speculative_tokens
-        plans = [compiler.plan(graph, k)[0] for k in depths(self.k_max)]
+        compiled = [compiler.plan(graph, k) for k in depths(self.k_max)]
+        plans, self.cache_report = [plan for plan, _ in compiled], compiled[-1][1]
         self.runtime = InlineRuntime(model, compiler.lookup)
         bound = self.runtime.bind([*plans, compiler.plan(prefill, self.k_max)[0]])
         self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-1]}
@@ -101,12 +102,21 @@ class Engine:
     def step(self, listen: Listener | None = None) -> list[Output]:
         """Admit, schedule, run, post-process. Gives the requests that finished."""
         done = list(self._admit())
-        batch = {live.slot.index: self._depth(live) for live in self._live.values()}
-        if not batch:
+        if not self._live:
             return done
-        bound = self._schedule(batch)
+        bound, batch = self.prepare_step()
         out = {name: t.numpy() for name, t in self.runtime.run(bound).items()}
         return done + list(self._post_process(batch, out, listen))
+
+    def prepare_step(self) -> tuple[BoundPlan, dict[int, int]]:
+        """Depth per live slot, the plan that covers it with its metadata filled, pages reserved; nothing has run."""
+        batch = {live.slot.index: self._depth(live) for live in self._live.values()}
+        return self._schedule(batch), batch
+
+    def journal(self, slot: int) -> tuple[int, ...]:
+        """New tokens committed so far by the request in ``slot``."""
+        live = self._live[slot]
+        return tuple(live.tokens[len(live.request.prompt) :])
 
     def _depth(self, live: _Live) -> int:
         """K_eff: drafts that this request can still use, 0 … K (DESIGN §4.6)."""

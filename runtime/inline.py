@@ -6,7 +6,7 @@ the plan has not decided; it is the oracle for every other runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,13 +35,14 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class _Run:
+class ResolvedRun:
     """One stage call with everything resolved: nothing is looked up while stepping."""
 
     stage: Any
     run: StageRun
     inputs: Mapping[str, Tensor | None]
     outputs: Mapping[str, Tensor]
+    per_wave: bool
 
 
 class BoundPlan:
@@ -59,18 +60,18 @@ class BoundPlan:
                 local = buffer_tensor(self._host, _shifted(spec, start))
                 self.inputs[spec.name] = local.numpy()
         self.outputs = {name: self.arena.view(view) for name, view in plan.outputs}
-        self._segments: dict[str, tuple[_Run, ...]] = {}
+        self._segments: dict[str, tuple[ResolvedRun, ...]] = {}
         self._program = self._single_program()
         context = StageContext(
             model.device, model.dtype, dict(plan.dims), plan.layout.chosen, model.target, model.drafter
         )
         stages: dict[str, Any] = {}
         for segment in plan.segments:
-            runs = []
+            runs: list[ResolvedRun] = []
             for run in segment.runs:
                 if run.node not in stages:
                     stages[run.node] = lookup(run.stage)(context, **dict(run.options))
-                runs.append(self._resolve(stages[run.node], run))
+                runs.append(self._resolve(stages[run.node], run, segment.per_wave))
             self._segments[segment.name] = tuple(runs)
 
     def _single_program(self) -> tuple[Instruction, ...]:
@@ -82,12 +83,14 @@ class BoundPlan:
             )
         return self.plan.workers[0].instructions
 
-    def _resolve(self, stage: Any, run: StageRun) -> _Run:
+    def _resolve(self, stage: Any, run: StageRun, per_wave: bool) -> ResolvedRun:
         inputs = {port: None if view is None else self.arena.view(view) for port, view in run.inputs}
-        return _Run(stage, run, inputs, {port: self.arena.view(view) for port, view in run.outputs})
+        outputs = {port: self.arena.view(view) for port, view in run.outputs}
+        return ResolvedRun(stage, run, inputs, outputs, per_wave)
 
-    def step(self, totals: Totals) -> None:
-        """Run the program once on what the driver has put into ``inputs``."""
+    def active_runs(self) -> Iterator[tuple[ResolvedRun, int]]:
+        """The stage calls of this step with their waves, in order. A condition is evaluated when it is reached,
+        so the caller makes each call before it asks for the next; READ and WRITE happen on the way."""
         for instruction in self._program:
             if instruction.op == "READ":
                 self.arena.metadata.copy_(self._host)
@@ -96,9 +99,14 @@ class BoundPlan:
                     self.arena.buffer(copy.target).copy_(self.arena.view(copy.source))
             elif instruction.when is None or self._holds(instruction.when):
                 for run in self._segments[instruction.segment]:
-                    run.stage(run.run.call(instruction.wave), run.inputs, run.outputs)
-                    totals.runs += 1
-                totals.waves += self.plan.segment(instruction.segment).per_wave
+                    yield run, instruction.wave
+
+    def step(self, totals: Totals) -> None:
+        """Run the program once on what the driver has put into ``inputs``."""
+        for resolved, wave in self.active_runs():
+            resolved.stage(resolved.run.call(wave), resolved.inputs, resolved.outputs)
+            totals.runs += 1
+            totals.waves += resolved.per_wave
         totals.steps += 1
 
     def _holds(self, condition: LiveAbove) -> bool:

@@ -26,6 +26,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 SKIPPED_PARTS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data", "encodings", "lib2to3"}
 BEGIN, END = "<|begin|>", "<|end|>"
 VOCAB = 4096
+DOCS = Path("/usr/share/doc/python3.11/html/_sources")
+"""Where Debian's package python3.11-doc puts the sources of Python's documentation."""
 # Words with their leading space, numbers by up to three digits, runs of newlines with the indentation that
 # follows them, runs of punctuation: code's common shapes become single tokens.
 SPLIT = r"\n+[ \t]*| ?[A-Za-z_][A-Za-z]*| ?\d{1,3}| ?[^\sA-Za-z_\d]+|[ \t]+|\s+"
@@ -103,7 +105,7 @@ def encode(tokenizer: Tokenizer, texts: list[Text]) -> dict[str, list[int]]:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--docs", type=Path, default=Path("/usr/share/doc/python3.11/html/_sources"))
+    p.add_argument("--docs", type=Path, default=DOCS)
     p.add_argument("--stdlib", type=Path, default=Path(sysconfig.get_path("stdlib")))
     p.add_argument("--seed", type=int, default=1)
     args = p.parse_args()
