@@ -11,23 +11,27 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed-test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
 run: $(VENV)/installed
 	$(BIN)/pipeline-run --graph mtp.yaml --prompt "$(PROMPT)"
 
-test: $(VENV)/installed
+test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed-test
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only --benchmark-autosave
 
-bench-compare: $(VENV)/installed
+bench-compare: $(VENV)/installed-test
 	$(BIN)/python -m benchmarks.compare
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 

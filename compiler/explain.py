@@ -103,8 +103,8 @@ def _layout(plan: Plan) -> list[str]:
     for chunk in layout.chunks:
         last = chunk.start + layout.chosen.rows - 1
         lines.append(f"  chunk {chunk.index}: columns {chunk.start} to {last}, active width {chunk.width}")
-    lines += [f"  priced   {rival.layout}  {rival.cost:.0f} us: {rival.reason}" for rival in layout.rivals]
-    lines += [f"  rejected {r.layout}  {r.rule}: {r.reason}" for r in layout.rejected]
+    lines += [f"  rejected {rival.layout}  cost {rival.cost:.0f} us: {rival.reason}" for rival in layout.rivals]
+    lines += [f"  rejected {r.layout}  rule {r.rule}: {r.reason}" for r in layout.rejected]
     return lines
 
 

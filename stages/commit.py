@@ -34,7 +34,7 @@ class Commit:
         outputs=(
             Port("tokens", ("N", "M"), "int64"),
             Port("count", ("N",), "int64"),
-            Port("streams", ("N", "M", "H", "D"), "model"),
+            Port("streams", ("N", "M", "H", "D"), "model", optional=True),
         ),
     )
 
@@ -49,5 +49,6 @@ class Commit:
         mine = self._column < outputs["count"][:, None]
         outputs["tokens"][:, : self._kept] = torch.where(mine, predicted[:, : self._kept], -1)
         if streams is not None and "streams" in outputs:
-            # Rows beyond count are stale and stay unread: the next step reads num_recent = count of them.
-            outputs["streams"][:, : self._kept] = streams[:, : self._kept]
+            # Rows beyond count may never have been served by a wave; whatever lies there must not travel on.
+            outputs["streams"].zero_()
+            outputs["streams"][:, : self._kept] = torch.where(mine[..., None, None], streams[:, : self._kept], 0)

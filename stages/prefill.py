@@ -33,7 +33,7 @@ class PrefillTarget:
             Port("slots", ("P",), "int64"),
             Port("pages", ("N", "G"), "int64"),
         ),
-        outputs=(Port("hidden", ("P", "H", "D"), "model"), Port("rows", (1,), "int64")),
+        outputs=(Port("hidden", ("P", "H", "D"), "model", optional=True), Port("rows", (1,), "int64")),
     )
 
     def __init__(self, context: StageContext) -> None:

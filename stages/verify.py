@@ -30,7 +30,7 @@ class Verify:
         ),
         outputs=(
             Port("predicted", ("N", "S"), "int64"),
-            Port("streams", ("N", "S", "H", "D"), "model"),
+            Port("streams", ("N", "S", "H", "D"), "model", optional=True),
         ),
         per_wave=True,
     )

@@ -44,7 +44,7 @@ def test_explain_says_what_was_asked_for():
         "T=16",
         "active width 8",
         "active width 2",
-        "B1xS16  RowsCapped",
+        "B1xS16  rule RowsCapped",
         "assumed",
         "pad.window",
     ):

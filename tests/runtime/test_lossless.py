@@ -10,6 +10,7 @@ import functools
 from dataclasses import replace
 
 import pytest
+import replay
 import torch
 from engines import SIZES, engine_of, run, tiny, tiny_model
 
@@ -96,3 +97,22 @@ def test_k0_equals_one_uncached_forward():
             row = logits[len(p) - 1 + i]
             # Another order of summation may swap two logits that are equal to rounding, never more than that.
             assert row[token] >= row.max() - 1e-4
+
+
+@pytest.mark.parametrize("mode", replay.MODES)
+@pytest.mark.parametrize(("k", "tile"), [(1, 8), (3, 8), (7, 8), (9, 8), (16, 16), (32, 8)])
+def test_an_adversarial_drafter_on_real_caches(k, tile, mode, monkeypatch):
+    """Right drafts commit rows over every boundary and chunk; wrong ones leave stale rows behind."""
+    known = [[*p, *tokens] for p, (tokens, _) in zip(PROMPTS, plain("fp32", tile), strict=True)]
+    monkeypatch.setattr(replay, "KNOWN", known)
+    sizes = replace(SIZES, num_speculative_tokens=k, tile=tile, max_num_seqs=5)
+    outputs = run(engine_of(tiny_model(sizes), sizes, replay.graph(mode, j=k // 2)), PROMPTS, NEW, ignore_eos=True)
+    assert [(o.token_ids, o.finish_reason) for o in outputs] == plain("fp32", tile)
+    for p, o in zip(PROMPTS, outputs, strict=True):
+        wanted = min(NEW, SIZES.max_model_len - len(p))
+        if mode == "right":
+            assert o.counts.steps == -(-wanted // (k + 1))
+        if mode == "wrong":
+            assert o.counts.steps == wanted
+        if mode == "until" and wanted == NEW:
+            assert o.counts.steps <= -(-NEW // (k // 2 + 1))

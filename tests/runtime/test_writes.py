@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from engines import SIZES, engine_of, tiny_model
 from writeset import Watch
 
+from draftline.runtime.engine import Engine
 from draftline.runtime.request import Request
 from draftline.stages.caches.core import ring_length
 
 
-def watched(engine) -> list[tuple[torch.Tensor, str, int]]:
-    """(cache, kind, size): rings with their length per slot, pages with their entries per page."""
-    out = []
-    target, g = engine.model.target, engine.model.geometry
+@dataclass(frozen=True)
+class Cache:
+    """A watched tensor: a ring of ``size`` rows per slot, or pages of ``size`` entries of ``ratio`` positions."""
+
+    tensor: torch.Tensor
+    size: int
+    ratio: int = 0
+    drafter: bool = False
+
+
+def watched(engine: Engine) -> list[Cache]:
+    """Every cache tensor of target and drafter."""
+    target, g, out = engine.model.target, engine.model.geometry, []
+    window = ring_length(target.config.sliding_window, g)
     for layer, ratio in zip(target.caches, target.config.compress_ratios, strict=True):
-        out.append((layer.window, "ring", ring_length(target.config.sliding_window, g)))
+        out.append(Cache(layer.window, window))
         if ratio:
-            n = ratio * target.config.state_width(ratio)
-            out.append((layer.state, "ring", ring_length(n, g)))
-            out.append((layer.entries, f"page/{ratio}", g.page_size // ratio))
+            state = ring_length(ratio * target.config.state_width(ratio), g)
+            out += [Cache(layer.state, state), Cache(layer.entries, g.page_size // ratio, ratio)]
         if layer.index_keys is not None:
-            out.append((layer.index_state, "ring", ring_length(n, g)))
-            out.append((layer.index_keys, f"page/{ratio}", g.page_size // ratio))
-    out.append((engine.model.drafter.cache.window, "ring", ring_length(target.config.sliding_window, g)))
-    return out
+            out += [Cache(layer.index_state, state), Cache(layer.index_keys, g.page_size // ratio, ratio)]
+    return [*out, Cache(engine.model.drafter.cache.window, window, drafter=True)]
+
+
+def allowed(cache: Cache, slot: int, pages: list[int], position: int, depth: int, recent: int) -> set[int]:
+    """Rows that a step of this request may write: window rows position … position + depth; the drafter's rows run
+    from the oldest one it catches up with to the one before its last draft."""
+    rows = range(position, position + depth + 1)
+    if cache.drafter:
+        rows = range(position - recent, max(position, position + depth - 1))
+    if not cache.ratio:
+        return {slot * cache.size + p % cache.size for p in rows}
+    closed = [(p + 1) // cache.ratio - 1 for p in rows if (p + 1) % cache.ratio == 0]
+    return {pages[entry // cache.size] * cache.size + entry % cache.size for entry in closed}
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 7, 9])
@@ -35,45 +55,29 @@ def test_every_step_writes_exactly_its_own_rows(k):
     sizes = replace(SIZES, num_speculative_tokens=k, max_num_seqs=4, max_model_len=160)
     engine = engine_of(tiny_model(sizes), sizes)
     caches = watched(engine)
-    lengths = {0: 3, 1: 125, 2: 150, 3: 158}  # request 2 and 3 finish early at the context limit
-    for i, n in lengths.items():
+    for i, n in enumerate([3, 125, 150, 158]):  # the last two finish early, at the context limit
         engine.add(i, Request(tuple(range(2, 2 + n)), 30, ignore_eos=True))
     engine.step()
     checked = 0
     while engine.num_unfinished:
-        spans = {
-            live.slot.index: (len(live.tokens) - 1, engine._depth(live), live.num_recent)
-            for live in engine._live.values()
-        }
-        pages = {n: engine._pages.held(n) for n in spans}
-        with Watch([t for t, _, _ in caches]) as written:
+        bound, batch = engine.prepare_step()  # reserves pages; doing it twice changes nothing
+        at = {n: (int(bound.inputs["position"][n]), int(bound.inputs["num_recent"][n])) for n in batch} if k else {}
+        at = at or {n: (int(bound.inputs["position"][n]), 0) for n in batch}
+        pages = {n: bound.inputs["pages"][n].tolist() for n in batch}
+        with Watch([c.tensor for c in caches]) as written:
             engine.step()
-        for which, (_, kind, size) in enumerate(caches):
-            rows = written.live(which)
-            drafter = which == len(caches) - 1
-            if kind == "ring":
-                allowed = set()
-                for slot, (position, depth, recent) in spans.items():
-                    first, last = (position - recent, position + depth - 2) if drafter else (position, position + depth)
-                    last = max(last, position - 1) if drafter else last
-                    assert last < sizes.max_model_len
-                    allowed |= {slot * size + p % size for p in range(first, last + 1)}
-                assert rows <= allowed
-                tails = {slot * size + p % size for slot, (p, _, _) in spans.items()}
-                assert drafter or tails <= rows
-            else:
-                ratio = int(kind.split("/")[1])
-                allowed = set()
-                for slot, (position, depth, _) in spans.items():
-                    held = pages[slot] + engine._pages.held(slot)[len(pages[slot]) :]
-                    for p in range(position, position + depth + 1):
-                        if (p + 1) % ratio == 0:
-                            entry = (p + 1) // ratio - 1
-                            page = engine._table[slot, entry // size] if engine._table[slot, 0] >= 0 else None
-                            page = held[entry // size] if page is None and entry // size < len(held) else page
-                            if page is not None:
-                                allowed.add(int(page) * size + entry % size)
-                assert rows <= allowed
+        for which, cache in enumerate(caches):
+            mine: set[int] = set()
+            for n, depth in batch.items():
+                position, recent = at[n]
+                assert position + depth < sizes.max_model_len
+                mine |= allowed(cache, n, pages[n], position, depth, recent)
+            if cache.drafter and not k:
+                mine = set()
+            assert written.live(which) <= mine
+            if not cache.drafter and not cache.ratio:
+                tails = {n * cache.size + at[n][0] % cache.size for n in batch}
+                assert tails <= written.live(which)
         checked += 1
     assert checked >= 4
 
