@@ -71,7 +71,8 @@ def _unique_names(s: Scope) -> Messages:
 def _one_body(s: Scope) -> Messages:
     for node in s.graph.nodes:
         if bool(node.stage) == (node.graph is not None):
-            yield f"{s.at(node)}: has {'both' if node.stage else 'neither'} stage and graph; exactly one is wanted"
+            has = "both stage and graph" if node.stage else "neither stage nor graph"
+            yield f"{s.at(node)}: has {has}; exactly one is wanted"
 
 
 def _known_stage(s: Scope) -> Messages:
@@ -127,7 +128,7 @@ def _loops(s: Scope) -> Messages:
         signature, kind = s.signature(node), "repeat" if isinstance(node.loop, Repeat) else "for_each"
         inputs, outputs = [p.name for p in signature.inputs], [p.name for p in signature.outputs]
         if isinstance(node.loop, Repeat) and not node.loop.carry:
-            yield f"{s.at(node)}: repeat has no carry, so every iteration would do the same; carry an output to an input"
+            yield f"{s.at(node)}: repeat has no carry, so each iteration would do the same; carry an output to an input"
         for port, output in node.loop.carry:
             if port not in inputs:
                 yield f"{s.at(node, port)}: {kind} carries to an input that does not exist{nearest(port, inputs)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -88,20 +88,27 @@ def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
     """Field names of the model that describes ``path``."""
     here: Any = model
     for part in path:
-        if isinstance(here, type) and issubclass(here, BaseModel):
-            field = here.model_fields.get(str(part))
+        if get_origin(here) is dict:  # a mapping of names: this part is a name
+            here = get_args(here)[1]
+        else:
+            field = here.model_fields.get(str(part)) if _is_model(here) else None
             here = None if field is None else field.annotation
-            candidates = [here, *getattr(here, "__args__", ())]
-            models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-            here = models[0] if models else here
-        else:  # a mapping of names to models
-            models = [a for a in getattr(here, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
-            here = models[0] if models else None
-    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+        if get_origin(here) is not dict:  # Model, or Model | None
+            here = next((a for a in (here, *get_args(here)) if _is_model(a)), None)
+    return list(here.model_fields) if _is_model(here) else []
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _pairs(mapping: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(mapping.items())
+
+
+def _sorted(mapping: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Pairs whose order means nothing: equal graphs must compare equal."""
+    return tuple(sorted(mapping.items()))
 
 
 def _freeze(value: Any) -> Any:
@@ -113,15 +120,15 @@ def _node(name: str, m: NodeModel, located: Located, path: tuple[str, ...]) -> N
     if m.repeat is not None and m.for_each is not None:
         raise GraphFileError(f"{located.at((*path, 'repeat'))}: node {name!r} has both repeat and for_each; keep one")
     if m.repeat is not None:
-        loop = Repeat(m.repeat.times, _pairs(m.repeat.carry), _pairs(m.repeat.collect))
+        loop = Repeat(m.repeat.times, _sorted(m.repeat.carry), _sorted(m.repeat.collect))
     if m.for_each is not None:
-        loop = ForEach(tuple(m.for_each.each), _pairs(m.for_each.carry), _pairs(m.for_each.collect), m.for_each.over)
+        loop = ForEach(tuple(m.for_each.each), _sorted(m.for_each.carry), _sorted(m.for_each.collect), m.for_each.over)
     if (m.stage is None) == (m.graph is None):
         both = "both stage and graph" if m.stage else "neither stage nor graph"
         raise GraphFileError(f"{located.at(path)}: node {name!r} has {both}; exactly one is wanted")
     return Node(
         name=name,
-        inputs=tuple(sorted(m.inputs.items())),
+        inputs=_sorted(m.inputs),
         stage=m.stage or "",
         graph=None if m.graph is None else _nested(m.graph, located, (*path, "graph")),
         options=tuple(sorted((k, _freeze(v)) for k, v in m.options.items())),
@@ -147,9 +154,9 @@ def _graph(m: GraphModel, located: Located) -> Graph:
         inputs=inner.inputs,
         nodes=inner.nodes,
         outputs=inner.outputs,
-        state=_pairs(m.state),
+        state=_sorted(m.state),
         settings=settings,
-        placement=tuple(sorted(m.placement.items())),
+        placement=_sorted(m.placement),
         prefill=m.prefill,
         doc=inner.doc,
     )

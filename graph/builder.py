@@ -1,0 +1,162 @@
+"""The Python API: build a Graph by naming stages and binding their inputs by keyword.
+
+    from draftline.graph.builder import GraphBuilder
+    g = GraphBuilder("example")
+    tail = g.input("tail", ["N"], "int64")
+    draft = g.stage("draft.mtp", repeat="K", carry={"token": "token"}, collect={"token": "drafts"}, token=tail)
+    g.output(drafts=draft.drafts)
+    graph = g.build()
+
+Knows: names. Does not know: whether the result keeps the rules; ``draftline.graph.verify.verify`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .core import Dim, ForEach, Graph, Node, Port, Repeat
+from .errors import GraphError
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value in a graph under construction: an input, or an output of a node. Bind it by keyword."""
+
+    ref: str
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A node's outputs: ``draft.drafts`` or ``draft["drafts"]`` is the Value of that output."""
+
+    node: str
+
+    def __getattr__(self, port: str) -> Value:
+        if port.startswith("__"):
+            raise AttributeError(port)
+        return Value(f"{self.node}.{port}")
+
+    def __getitem__(self, port: str) -> Value:
+        return Value(f"{self.node}.{port}")
+
+
+Names = Mapping[str, str]
+
+
+class GraphBuilder:
+    """Collects inputs, nodes, outputs and state; ``build`` gives the immutable Graph."""
+
+    def __init__(self, name: str, *, prefill: str = "", doc: str = "") -> None:
+        self._name, self._prefill, self._doc = name, prefill, doc
+        self._inputs: list[Port] = []
+        self._nodes: list[Node] = []
+        self._outputs: list[tuple[str, str]] = []
+        self._state: list[tuple[str, str]] = []
+        self._settings: dict[str, Any] = {}
+        self._placement: dict[str, str] = {}
+
+    def input(self, name: str, shape: Sequence[Dim], dtype: str) -> Value:
+        """A graph input, filled by whoever runs the graph."""
+        self._inputs.append(Port(name, tuple(shape), dtype))
+        return Value(name)
+
+    def stage(
+        self,
+        stage: str,
+        *,
+        name: str = "",
+        repeat: Dim | None = None,
+        carry: Names | None = None,
+        collect: Names | None = None,
+        options: Mapping[str, Any] | None = None,
+        **inputs: Value,
+    ) -> Outputs:
+        """A stage by registry name or ``package.module:Class``; the node is called ``name`` or the first part
+        of the stage's. ``repeat`` with ``carry`` (input port → output port) and ``collect`` (output port → new
+        name) runs it that many times."""
+        if repeat is None and (carry or collect):
+            raise GraphError(f"stage {stage!r}: carry and collect belong to a loop; give repeat as well")
+        loop = None if repeat is None else Repeat(repeat, _pairs(carry), _pairs(collect))
+        return self._add(name or stage.split(":")[0].split(".")[0], inputs, stage=stage, options=options, loop=loop)
+
+    def nested(self, graph: Graph, *, name: str = "", **inputs: Value) -> Outputs:
+        """Another graph as one node."""
+        return self._add(name or graph.name, inputs, graph=graph)
+
+    def for_each_chunk(
+        self,
+        graph: Graph,
+        *,
+        each: Sequence[str],
+        carry: Names | None = None,
+        collect: Names | None = None,
+        name: str = "",
+        **inputs: Value,
+    ) -> Outputs:
+        """A nested graph, run once per chunk of S window columns; ``each`` inputs arrive cut."""
+        loop = ForEach(tuple(each), _pairs(carry), _pairs(collect))
+        return self._add(name or graph.name, inputs, graph=graph, loop=loop)
+
+    def output(self, **values: Value) -> None:
+        """Graph outputs by name."""
+        self._outputs += [(name, value.ref) for name, value in values.items()]
+
+    def state(self, **values: Value) -> None:
+        """``state(streams=x)``: x is the input ``streams`` of the next step."""
+        self._state += [(name, value.ref) for name, value in values.items()]
+
+    def settings(self, **values: Any) -> None:
+        """Deployment settings, as in a graph file."""
+        self._settings |= values
+
+    def place(self, **devices: str) -> None:
+        """``place(draft="cpu:0")``: node → device."""
+        self._placement |= devices
+
+    def build(self) -> Graph:
+        """The graph as an immutable value."""
+        return Graph(
+            name=self._name,
+            inputs=tuple(self._inputs),
+            nodes=tuple(self._nodes),
+            outputs=tuple(self._outputs),
+            state=tuple(sorted(self._state)),
+            settings=tuple(sorted(self._settings.items())),
+            placement=tuple(sorted(self._placement.items())),
+            prefill=self._prefill,
+            doc=self._doc,
+        )
+
+    def _add(
+        self,
+        name: str,
+        inputs: Mapping[str, Value],
+        *,
+        stage: str = "",
+        graph: Graph | None = None,
+        options: Mapping[str, Any] | None = None,
+        loop: Repeat | ForEach | None = None,
+    ) -> Outputs:
+        for port, value in inputs.items():
+            if not isinstance(value, Value):
+                raise GraphError(
+                    f"node {name!r}, port {port!r}: is bound to a {type(value).__name__}; bind a graph input or an"
+                    " output of a node, such as draft.drafts"
+                )
+        self._nodes.append(
+            Node(
+                name=name,
+                inputs=tuple(sorted((port, value.ref) for port, value in inputs.items())),
+                stage=stage,
+                graph=graph,
+                options=tuple(sorted((options or {}).items())),
+                loop=loop,
+            )
+        )
+        return Outputs(name)
+
+
+def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((names or {}).items()))
