@@ -29,7 +29,8 @@ class StateStore:
             self._tensors[spec.name] = held
         if tuple(held.shape) != spec.shape or held.dtype != getattr(torch, spec.dtype):
             raise PlanError(
-                f"state {spec.name!r}: one plan has {list(held.shape)} {held.dtype}, another {list(spec.shape)} {spec.dtype}"
+                f"state {spec.name!r}: one plan has {list(held.shape)} {held.dtype},"
+                f" another {list(spec.shape)} {spec.dtype}"
             )
         return held
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -33,7 +34,9 @@ PROG = "pipeline-run"
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
+        known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        raise UsageError(message + (nearest(unknown[1], known) if unknown else ""))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -40,6 +40,11 @@ class Sizes:
     dtype: str
 
     @property
+    def k_max(self) -> int:
+        """The deepest plan: K, but no more drafts than the context can ever use."""
+        return min(self.num_speculative_tokens, max(self.max_model_len - 2, 0))
+
+    @property
     def pages_per_slot(self) -> int:
         return -(-self.max_model_len // self.page_size)
 
@@ -50,7 +55,7 @@ class Sizes:
             max_len=self.max_model_len,
             page_size=self.page_size,
             num_pages=self.max_num_seqs * self.pages_per_slot,
-            in_flight=max(self.prefill_tile, self.num_speculative_tokens + 1),
+            in_flight=max(self.prefill_tile, self.k_max + 1),
         )
 
 
@@ -115,7 +120,7 @@ class Compiler:
             "max_model_len": s.max_model_len,
             "page_size": s.page_size,
             "prefill_tile": s.prefill_tile,
-            "max_depth": s.num_speculative_tokens,
+            "max_depth": s.k_max,
             "dtype": s.dtype,
             "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},
             "lookup": self.lookup,

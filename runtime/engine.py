@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(self, graph: Graph, prefill: Graph, model: Loaded, compiler: Compiler) -> None:
         self.graph, self.model, self.sizes = graph, model, compiler.sizes
-        self.k_max = self.sizes.num_speculative_tokens
+        self.k_max = self.sizes.k_max
         compiled = [compiler.plan(graph, k) for k in depths(self.k_max)]
         plans, self.cache_report = [plan for plan, _ in compiled], compiled[-1][1]
         self.runtime = InlineRuntime(model, compiler.lookup)
@@ -198,14 +198,14 @@ class Engine:
             self._table[live.slot.index] = -1
             self._slots.release(live.slot)
         seconds = time.perf_counter() - live.began - live.prefill_seconds
-        k = live.request.num_speculative_tokens
+        k, asked = live.request.num_speculative_tokens, self.sizes.num_speculative_tokens
         return Output(
             index=live.index,
             prompt=live.request.prompt,
             token_ids=tuple(live.tokens[len(live.request.prompt) :]),
             finish_reason=reason,
             counts=live.counts,
-            num_speculative_tokens=self.k_max if k is None else min(k, self.k_max),
+            num_speculative_tokens=asked if k is None else min(k, asked),
             prefill_seconds=live.prefill_seconds,
             decode_seconds=seconds,
         )

@@ -34,7 +34,8 @@ class PagePool:
         missing = -(-positions // self.page_size) - len(held)
         if missing > len(self._free):
             raise CapacityError(
-                f"slot {slot} wants {missing} more cache pages of {self.page_size} positions, {len(self._free)} are free"
+                f"slot {slot} wants {missing} more cache pages of {self.page_size} positions,"
+                f" {len(self._free)} are free"
             )
         held.extend(self._free.pop() for _ in range(missing))
         return tuple(held)

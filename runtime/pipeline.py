@@ -46,7 +46,7 @@ class Prepared:
 
     def plan(self, dump: Dump | None = None) -> tuple[Plan, CacheReport | None]:
         """The plan for this K."""
-        return self.compiler.plan(self.graph, self.sizes.num_speculative_tokens, dump)
+        return self.compiler.plan(self.graph, self.sizes.k_max, dump)
 
 
 def prepare(
@@ -69,8 +69,8 @@ def prepare(
     folder = resolve(settings.model)
     shape = read_shape(folder)
     chosen = sizes(settings, shape)
-    check(graph, shape, replace(chosen, num_speculative_tokens=settings.num_speculative_tokens), settings.model)
-    if prefill is None and chosen.num_speculative_tokens == 0:
+    check(graph, shape, chosen, settings.model)
+    if prefill is None and chosen.k_max == 0:
         prefill = load_graph(PLAIN_PREFILL)  # nothing drafts, so the drafter's cache stays unused
     if prefill is None:
         prefill = resolve_prefill(graph, source)
@@ -86,7 +86,7 @@ class Pipeline:
         self.prepared = prepared
         self.text = Text(prepared.folder)
         model = load(prepared.settings.model, prepared.sizes)
-        if not (prepared.sizes.num_speculative_tokens and needs_mtp(prepared.graph)):
+        if not (prepared.sizes.k_max and needs_mtp(prepared.graph)):
             model = replace(model, drafter=None)
         self.engine = Engine(prepared.graph, prepared.prefill, model, prepared.compiler)
 

@@ -74,8 +74,7 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         unit = math.lcm(*shape.ratios)
         page = unit * -(-64 // unit)
     return Sizes(
-        # More drafts than positions can never be used; the plan is not made for them.
-        num_speculative_tokens=min(settings.num_speculative_tokens, max(length - 2, 0)),
+        num_speculative_tokens=settings.num_speculative_tokens,
         tile=settings.tile,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=length,

@@ -40,7 +40,7 @@ def test_command(where, line, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
-        assert set(w for w in words[1:] if "=" not in w) <= set(targets), where
+        assert {w for w in words[1:] if "=" not in w} <= set(targets), where
     elif words[0] == "pipeline-run":
         if "|" in words:
             words = words[: words.index("|")]
@@ -59,6 +59,7 @@ def test_command(where, line, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(("where", "code"), blocks("python"), ids=[w for w, _ in blocks("python")])
 def test_snippet(where, code, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     exec(compile(code, where, "exec"), {"__name__": "snippet"})
 
 

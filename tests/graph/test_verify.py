@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +138,9 @@ def test_an_optional_carried_input_may_start_empty():
     loop = Repeat("K", (("a", "y"), ("h", "h")), (("y", "ys"),))
     types = infer(graph(node("a", "s", a="x", loop=loop), output="a.ys"), mapping_lookup({"s": sig}))
     assert types["a.ys"].shape == ("N", "K")
+
+
+def test_the_docs_list_every_rule():
+    text = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text("utf-8")
+    for rule in RULES:
+        assert f"| `{rule.name}` | {rule.says} |" in text
