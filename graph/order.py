@@ -8,9 +8,9 @@ from .core import Graph, Node
 from .errors import GraphError
 
 
-def dependencies(graph: Graph) -> nx.DiGraph:
+def _dependencies(graph: Graph) -> nx.DiGraph[str]:
     """Edges producer → consumer between the graph's own nodes; unknown producers are left out."""
-    edges = nx.DiGraph()
+    edges: nx.DiGraph[str] = nx.DiGraph()
     names = {node.name for node in graph.nodes}
     edges.add_nodes_from(node.name for node in graph.nodes)
     for node in graph.nodes:
@@ -27,7 +27,7 @@ def topological(graph: Graph) -> tuple[Node, ...]:
     Raises GraphError (rule ``cycle``) that spells the cycle out.
     """
     place = {node.name: i for i, node in enumerate(graph.nodes)}
-    edges = dependencies(graph)
+    edges = _dependencies(graph)
     try:
         order = list(nx.lexicographical_topological_sort(edges, key=place.__getitem__))
     except nx.NetworkXUnfeasible:
@@ -43,6 +43,6 @@ def topological(graph: Graph) -> tuple[Node, ...]:
 
 def alive(graph: Graph) -> set[str]:
     """Names of nodes that an output or a state depends on."""
-    edges = dependencies(graph)
+    edges = _dependencies(graph)
     roots = {ref.partition(".")[0] for _, ref in (*graph.outputs, *graph.state)} & set(edges)
     return roots.union(*(nx.ancestors(edges, root) for root in roots))

@@ -158,6 +158,8 @@ def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
 
 def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[prompts.Prompt]) -> int:
     pipeline = Pipeline(prepared)
+    if not args.json and not args.explain and pipeline.engine.cache_report is not None:
+        _say(f"{PROG}: {pipeline.engine.cache_report}")
     requests = [
         pipeline.request(
             p.text, p.max_new_tokens, num_speculative_tokens=p.num_speculative_tokens, ignore_eos=args.ignore_eos

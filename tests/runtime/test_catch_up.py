@@ -1,0 +1,92 @@
+"""The MTP layer's own cache is brought up to date with the target's true streams, also when all K were accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import SIZES, engine_of, run, tiny_model
+from test_lossless import prompt
+
+from draftline.runtime.request import Request
+from draftline.stages.caches.core import ring_length
+from draftline.stages.models.core import Rows
+from draftline.stages.models.deepseek_v4.model import DeepseekV4Drafter
+
+SIZES_1 = replace(SIZES, max_num_seqs=1)
+
+
+class Foreseeing:
+    """The real MTP layer, its cache and all, whose logits are replaced by ``choose(position of the draft)``."""
+
+    def __init__(self, real: DeepseekV4Drafter, choose) -> None:
+        self.real, self.choose, self.cache = real, choose, real.cache
+        self.positions: list[int] = []
+
+    def forward(self, rows: Rows, hidden: torch.Tensor) -> torch.Tensor:
+        self._last = int(rows.positions.max())
+        self.positions.append(int((rows.positions >= 0).sum()))
+        return self.real.forward(rows, hidden)
+
+    def logits(self, streams: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([self.choose(self._last + 2)]), 256).float()
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.parametrize("right", ["all", "none", "odd positions"])
+def test_drafter_cache_holds_the_truth(k, right):
+    new, p = 24, prompt(29, 3)
+    [truth] = run(
+        engine_of(tiny_model(SIZES_1), replace(SIZES_1, num_speculative_tokens=0), "ar.yaml"), [p], new, ignore_eos=True
+    )
+    text = [*p, *truth.token_ids, *[0] * 20]
+
+    def choose(position: int) -> int:
+        good = {"all": True, "none": False, "odd positions": position % 2 == 1}[right]
+        return text[position] if good else (text[position] + 1) % 256
+
+    sizes = replace(SIZES_1, num_speculative_tokens=k)
+    model = tiny_model(sizes)
+    drafter = Foreseeing(model.drafter, choose)
+    engine = engine_of(replace(model, drafter=drafter), sizes)
+    engine.add(0, Request(tuple(p), new, ignore_eos=True))
+    engine.step()
+    while len(engine.journal(0)) <= new - k - 3:
+        engine.step()
+    # The next step's first draft call catches up; run just that call.
+    bound, _ = engine.prepare_step()
+    with torch.inference_mode():
+        stage, wave = next(bound.active_runs())
+        stage.stage(stage.run.call(wave), stage.inputs, stage.outputs)
+    done = len(p) + len(engine.journal(0))
+    # A drafter that never drafted: the same text as one prefilled prompt.
+    fresh_model = tiny_model(sizes)
+    fresh = engine_of(fresh_model, sizes)
+    fresh.add(0, Request(tuple(text[:done]), 1, ignore_eos=True))
+    list(fresh._admit())
+    size = ring_length(8, model.geometry)
+    rows = [q % size for q in range(done - 1 - 8, done - 1)]  # all that the next draft can read
+    got, want = drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
+    assert want.abs().sum() > 0
+    assert (got - want).abs().max() <= 1e-4
+
+
+def test_k_calls_whatever_the_number_of_requests():
+    counts = {}
+    for requests in (1, 4):
+        sizes = replace(SIZES, num_speculative_tokens=3, max_num_seqs=4)
+        model = tiny_model(sizes)
+        calls = []
+        forward = model.drafter.forward
+        model.drafter.forward = lambda rows, hidden, f=forward, c=calls: (c.append(len(rows.tokens)), f(rows, hidden))[
+            1
+        ]
+        engine = engine_of(model, sizes)
+        for i in range(requests):
+            engine.add(i, Request(tuple(prompt(12, i)), 40, ignore_eos=True))
+        engine.step()
+        calls.clear()
+        engine.step()
+        counts[requests] = calls[:]
+    assert counts[1] == counts[4] == [4 * 4, 4, 4]  # rows: N·(K+1) to catch up, then N each
