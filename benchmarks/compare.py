@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 SAVED = Path(".benchmarks")
@@ -55,7 +56,8 @@ def main(argv: list[str]) -> int:
         print("nothing to compare: run `make bench` twice first", file=sys.stderr)
         return 2
     new, old = read(runs[0]), read(runs[1])
-    table = Table(title=f"{runs[0].name} against {runs[1].name}", box=None)
+    print(f"{runs[0].name} against {runs[1].name}")
+    table = Table(box=None)
     for name in ("benchmark", "old", "new", "new/old", ""):
         table.add_column(name, justify="left" if name == "benchmark" else "right")
     for name, now in new.items():
@@ -63,8 +65,8 @@ def main(argv: list[str]) -> int:
         old_text = "new" if before is None else f"{before.median * 1e6:.1f} us"
         ratio = "" if before is None else f"{now.median / before.median:.2f}"
         mark = "" if before is None else verdict(now, before)
-        table.add_row(name.partition("/")[2], old_text, f"{now.median * 1e6:.1f} us", ratio, mark)
-    Console(width=140).print(table)
+        table.add_row(escape(name.partition("/")[2]), old_text, f"{now.median * 1e6:.1f} us", ratio, mark)
+    Console(width=140).print(table, soft_wrap=True)
     return 0
 
 

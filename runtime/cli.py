@@ -176,8 +176,8 @@ def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[pro
         elif not args.stream:
             print(prompt.text + text, flush=True)
     if not args.json:
-        totals = pipeline.engine.runtime.totals
-        summary(outputs, time.perf_counter() - began, totals.waves, totals.captures, sys.stderr)
+        runtime = pipeline.engine.runtime
+        summary(outputs, time.perf_counter() - began, runtime.totals.waves, runtime.captures, sys.stderr)
     return 0
 
 

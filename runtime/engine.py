@@ -77,7 +77,7 @@ class Engine:
 
     def add(self, index: int, request: Request) -> None:
         """Queue a request under the caller's ``index``. Raises RequestError."""
-        check(request, self.model.shape.vocab_size, self.sizes.max_model_len, f"prompt {index}")
+        check(request, self.model.shape.vocab_size, self.sizes.max_model_len, f"prompt {index + 1}")
         self._waiting.append(_Live(index, request, Slot(-1, 0), list(request.prompt)))
 
     @property
@@ -89,7 +89,12 @@ class Engine:
         return self._pages.num_free
 
     def generate(self, requests: Sequence[Request], listen: Listener | None = None) -> list[Output]:
-        """Run all requests to their ends; outputs in the order of the requests."""
+        """Run all requests to their ends; outputs in the order of the requests.
+
+        Raises RequestError for a bad one before any is queued.
+        """
+        for i, request in enumerate(requests):
+            check(request, self.model.shape.vocab_size, self.sizes.max_model_len, f"prompt {i + 1}")
         for i, request in enumerate(requests):
             self.add(i, request)
         done: list[Output] = []

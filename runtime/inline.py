@@ -6,7 +6,7 @@ the plan has not decided; it is the oracle for every other runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftline.compiler.capture import Capture, Replay, backend
 from draftline.compiler.plan import BufferSpec, Instruction, LiveAbove, Plan, StageRun
 from draftline.graph.errors import PlanError
 from draftline.stages.core import StageContext
@@ -22,16 +23,16 @@ from draftline.stages.models.core import Loaded
 from .arena import Arena, StateStore, buffer_tensor
 
 Lookup = Callable[[str], type[Any]]
+Captures = Callable[[str], Capture]
+"""Backend name → the backend, one per runtime."""
 
 
 @dataclass
 class Totals:
-    """Counters over a runtime's life. ``captures`` after warm-up must stay what it was."""
+    """Counters over a runtime's life."""
 
     steps: int = 0
     waves: int = 0
-    captures: int = 0
-    runs: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class ResolvedRun:
 class BoundPlan:
     """A plan with its stages built and its ports resolved to tensors."""
 
-    def __init__(self, plan: Plan, model: Loaded, lookup: Lookup, block: Tensor, states: StateStore) -> None:
+    def __init__(
+        self, plan: Plan, model: Loaded, lookup: Lookup, block: Tensor, states: StateStore, captures: Captures
+    ) -> None:
         self.plan = plan
         self.arena = Arena(plan, block, states)
         # The driver fills these views; the bytes go to the arena in one copy per step.
@@ -73,6 +76,10 @@ class BoundPlan:
                     stages[run.node] = lookup(run.stage)(context, **dict(run.options))
                 runs.append(self._resolve(stages[run.node], run, segment.per_wave))
             self._segments[segment.name] = tuple(runs)
+        self._replays = {
+            segment.name: captures(segment.backend).capture(_replay(self._segments[segment.name]))
+            for segment in plan.segments
+        }
 
     def _single_program(self) -> tuple[Instruction, ...]:
         if len(self.plan.workers) != 1:
@@ -88,9 +95,9 @@ class BoundPlan:
         outputs = {port: self.arena.view(view) for port, view in run.outputs}
         return ResolvedRun(stage, run, inputs, outputs, per_wave)
 
-    def active_runs(self) -> Iterator[tuple[ResolvedRun, int]]:
-        """The stage calls of this step with their waves, in order. A condition is evaluated when it is reached,
-        so the caller makes each call before it asks for the next; READ and WRITE happen on the way."""
+    def _active(self) -> Iterator[tuple[str, int]]:
+        """(segment, wave) of this step, in order. A condition is evaluated when it is reached, so the caller runs
+        each before it asks for the next; READ and WRITE happen on the way."""
         for instruction in self._program:
             if instruction.op == "READ":
                 self.arena.metadata.copy_(self._host)
@@ -98,19 +105,33 @@ class BoundPlan:
                 for copy in instruction.copies:
                     self.arena.buffer(copy.target).copy_(self.arena.view(copy.source))
             elif instruction.when is None or self._holds(instruction.when):
-                for run in self._segments[instruction.segment]:
-                    yield run, instruction.wave
+                yield instruction.segment, instruction.wave
+
+    def active_runs(self) -> Iterator[tuple[ResolvedRun, int]]:
+        """This step one stage call at a time, for who wants to look between them; the caller makes the calls."""
+        for segment, wave in self._active():
+            for run in self._segments[segment]:
+                yield run, wave
 
     def step(self, totals: Totals) -> None:
         """Run the program once on what the driver has put into ``inputs``."""
-        for resolved, wave in self.active_runs():
-            resolved.stage(resolved.run.call(wave), resolved.inputs, resolved.outputs)
-            totals.runs += 1
-            totals.waves += resolved.per_wave
+        for segment, wave in self._active():
+            self._replays[segment](wave)
+            totals.waves += self._segments[segment][0].per_wave
         totals.steps += 1
 
     def _holds(self, condition: LiveAbove) -> bool:
         return int(self.arena.buffer(condition.buffer).sum()) > condition.n
+
+
+def _replay(runs: Sequence[ResolvedRun]) -> Replay:
+    """A segment as one callable."""
+
+    def run(wave: int) -> None:
+        for each in runs:
+            each.stage(each.run.call(wave), each.inputs, each.outputs)
+
+    return run
 
 
 def _shifted(spec: BufferSpec, start: int) -> BufferSpec:
@@ -123,16 +144,23 @@ class InlineRuntime:
     def __init__(self, model: Loaded, lookup: Lookup) -> None:
         self._model, self._lookup = model, lookup
         self._states = StateStore(model.device)
+        self._backends: dict[str, Capture] = {}
         self.totals = Totals()
 
-    def bind(self, plans: list[Plan]) -> list[BoundPlan]:
+    @property
+    def captures(self) -> int:
+        """Segments captured so far; after ``bind`` this must stay what it is."""
+        return sum(b.captures for b in self._backends.values())
+
+    def _captures(self, name: str) -> Capture:
+        return self._backends.setdefault(name, backend(name))
+
+    def bind(self, plans: Sequence[Plan]) -> list[BoundPlan]:
         """Bind plans that never run at the same time: they share one block. This is the warm-up: whatever a
         capture backend captures is captured here, and nothing later."""
         size = max((p.arena_nbytes for p in plans), default=0)
         block = torch.zeros(size, dtype=torch.uint8, device=self._model.device)
-        bound = [BoundPlan(p, self._model, self._lookup, block, self._states) for p in plans]
-        self.totals.captures += sum(len(p.segments) for p in plans)
-        return bound
+        return [BoundPlan(p, self._model, self._lookup, block, self._states, self._captures) for p in plans]
 
     def run(self, bound: BoundPlan) -> Mapping[str, Tensor]:
         """One step; the outputs by name, valid until the next step."""

@@ -76,3 +76,17 @@ def test_files_stay_small():
     for folder in MAY_IMPORT:
         for path in sources(folder):
             assert len(path.read_text("utf-8").splitlines()) <= 320, path
+
+
+def test_a_run_opens_no_connection(monkeypatch, capsys):
+    import socket
+
+    from draftline.runtime.cli import main
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert main(["--prompt", "x", "--max-new-tokens", "2", "--no-plan-cache"]) == 0

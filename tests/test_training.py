@@ -20,7 +20,7 @@ def setting(tmp_path):
     small |= {"o_lora_rank": 8, "moe_intermediate_size": 8, "index_head_dim": 16, "compress_ratios": [0, 4, 128, 4]}
     args = argparse.Namespace(
         out=tmp_path, minutes=0.05, length=32, batch=2, seed=1, decay=0.5, save_every=0.0, compile=False, depth=2,
-        sharpen=0.5,
+        sharpen=0.5, data=tmp_path,
     )  # fmt: skip
     return parse_config({**raw, **small}), args, np.arange(4000, dtype=np.uint16) % 50
 
@@ -35,7 +35,8 @@ def test_a_stopped_run_goes_on(setting):
     second = torch.load(args.out / "trunk.pt", weights_only=True)
     assert second["step"] > first["step"]
     assert second["seconds"] > first["seconds"]
-    steps = [json.loads(line)["step"] for line in (args.out / "trunk.log").read_text().splitlines()]
+    lines = [json.loads(line) for line in (args.out / "trunk.log").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
     assert steps == sorted(set(steps)), "a step was done twice"
     assert not list(args.out.glob("*.tmp"))
 

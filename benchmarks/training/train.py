@@ -5,6 +5,8 @@ The learning rate follows the *time* budget (constant, then linear to zero over 
 can be given minutes or hours. Run corpus.py first.
 
     python -m benchmarks.training.train trunk --data DIR --out DIR --minutes 60
+    python -m benchmarks.training.train export --data DIR --out DIR --to DIR
+    python -m benchmarks.training.generate --data DIR --model DIR
     python -m benchmarks.training.train mtp   --data DIR --out DIR --minutes 25
     python -m benchmarks.training.train export --data DIR --out DIR --to DIR
 """
@@ -96,12 +98,17 @@ def as_computed(path: str, t: Tensor) -> Tensor:
     return t if keep else t.bfloat16()
 
 
-def batches(data: np.ndarray, length: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Random windows of length + 1 tokens, [batch, length + 1], for ever."""
+def batches(data: np.ndarray, own: np.ndarray | None, length: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Random windows of length + 1 tokens, [batch, length + 1], for ever; half of them whole windows of ``own``
+    (generate.py) where there are such."""
     rng = np.random.default_rng(seed)
+    windows = None if own is None else own.reshape(-1, length + 1)
     while True:
-        starts = rng.integers(0, len(data) - length - 1, batch)
-        yield torch.from_numpy(np.stack([data[s : s + length + 1] for s in starts]).astype(np.int64))
+        starts = rng.integers(0, len(data) - length - 1, batch if windows is None else batch // 2)
+        rows = [data[s : s + length + 1] for s in starts]
+        if windows is not None:
+            rows += list(windows[rng.integers(0, len(windows), batch - len(rows))])
+        yield torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def optimisers(params: dict[str, Tensor]) -> list[torch.optim.Optimizer]:
@@ -166,14 +173,16 @@ def loop(
     path: Path,
     args: argparse.Namespace,
     data: np.ndarray,
+    own: np.ndarray | None,
     loss_of: Callable[[Weights, Tensor], dict[str, Tensor]],
     after: Callable[[dict[str, Tensor]], None],
 ) -> None:
     """Steps until the time budget is used; logs one JSON line every 20 steps."""
-    restore(path, run)
+    # Before restoring: a checkpoint holds the rates of its moment, not the schedule's.
     base = [[g["lr"] for g in o.param_groups] for o in run.optimisers]
+    restore(path, run)
     budget, log = args.minutes * 60, (args.out / f"{path.stem}.log").open("a")
-    source = batches(data, args.length, args.batch, args.seed + 7919 * run.step + 1)
+    source = batches(data, own, args.length, args.batch, args.seed + 7919 * run.step + 1)
     saved = began = time.monotonic()
     before = run.seconds
     while run.seconds < budget:
@@ -190,9 +199,10 @@ def loop(
         with torch.no_grad():
             after(losses)
         run.step += 1
+        losses["lr"] = torch.tensor(run.optimisers[0].param_groups[0]["lr"])
         run.seconds = before + time.monotonic() - began
         if run.step % 20 == 0 or run.step < 4:
-            line = {k: round(v.item(), 4) for k, v in losses.items() if v.dim() == 0}
+            line = {k: round(v.item(), 5) for k, v in losses.items() if v.dim() == 0}
             line |= {
                 "step": run.step,
                 "min": round(run.seconds / 60, 2),
@@ -228,7 +238,7 @@ def train_trunk(c: Config, args: argparse.Namespace, data: np.ndarray) -> None:
                 layer.ffn.bias.add_(2e-3 * torch.sign(even - load))
 
     compiled = torch.compile(loss_of) if args.compile else loss_of
-    loop(run, args.out / "trunk.pt", args, data, compiled, balance)
+    loop(run, args.out / "trunk.pt", args, data, None, compiled, balance)
 
 
 def train_mtp(c: Config, args: argparse.Namespace, data: np.ndarray) -> None:
@@ -264,7 +274,8 @@ def train_mtp(c: Config, args: argparse.Namespace, data: np.ndarray) -> None:
         return {"loss": total, **out}
 
     compiled = torch.compile(loss_of) if args.compile else loss_of
-    loop(run, start, args, data, compiled, lambda _: None)
+    own = np.fromfile(args.data / "own.bin", dtype="<u2") if (args.data / "own.bin").exists() else None
+    loop(run, start, args, data, own, compiled, lambda _: None)
 
 
 def export(c: Config, args: argparse.Namespace) -> None:

@@ -45,11 +45,11 @@ def plain(dtype: str, tile: int) -> list[tuple[tuple[int, ...], str]]:
 def test_tokens_equal_plain_decoding(k, tile, dtype):
     sizes = replace(SIZES, num_speculative_tokens=k, tile=tile, dtype=dtype, max_num_seqs=5)
     engine = engine_of(tiny_model(sizes, DTYPES[dtype]), sizes)
-    captured = engine.runtime.totals.captures
+    captured = engine.runtime.captures
     outputs = run(engine, PROMPTS, NEW, ignore_eos=True)
     assert [(o.token_ids, o.finish_reason) for o in outputs] == plain(dtype, tile)
     assert engine.num_free_pages == engine.model.geometry.num_pages
-    assert engine.runtime.totals.captures == captured  # none after warm-up
+    assert engine.runtime.captures == captured  # none after warm-up
     for p, o in zip(PROMPTS, outputs, strict=True):
         assert len(o.token_ids) == min(NEW, SIZES.max_model_len - len(p))
 
