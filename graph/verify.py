@@ -87,13 +87,25 @@ def _known_stage(s: Scope) -> Messages:
 def _options(s: Scope) -> Messages:
     for node in s.graph.nodes:
         known = {} if node.graph is not None else dict(s.signature(node).options)
-        for option, _ in node.options:
+        for option, value in node.options:
             if option not in known:
                 yield f"{s.at(node)}: unknown option {option!r}{nearest(option, known)}"
+            elif not _fits(value, known[option]):
+                wanted = f"{type(known[option]).__name__}, such as {known[option]!r}"
+                yield f"{s.at(node)}: option {option!r} is {value!r}; it wants a value of type {wanted}"
         given = dict(node.options)
         for option, default in known.items():
             if default is ... and option not in given:
                 yield f"{s.at(node)}: option {option!r} is required"
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether an option's value has its default's type; a default that is required or None says nothing."""
+    if default is ... or default is None:
+        return True
+    if isinstance(default, float) and isinstance(value, int):
+        return not isinstance(value, bool)
+    return type(value) is type(default)
 
 
 def _known_ports(s: Scope) -> Messages:

@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +43,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = _Parser(prog=PROG, description="Decode text with a declared, compiled decode graph.", allow_abbrev=False)
+    p.add_argument("--version", action="version", version=f"draftline {version('draftline')}")
     p.add_argument("--graph", default="mtp.yaml", metavar="G", help="a graph file, or the name of a packaged one")
     p.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a value of the graph file")
     p.add_argument("--model", metavar="M", help="a model folder, or the name of a packaged one")

@@ -16,7 +16,7 @@ from draftline.compiler.cache import CacheReport, lookup_or_compile
 from draftline.compiler.compile import Dump, compile_graph
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
-from draftline.graph.errors import UsageError
+from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
 from draftline.stages.models.core import Loaded, Shape
 from draftline.stages.models.registry import load_model, read_shape, resolve
@@ -131,8 +131,14 @@ class Compiler:
 
 
 def load(model: str, sizes: Sizes) -> Loaded:
-    """Read the model's weights and allocate its caches. Raises ModelError."""
-    return load_model(resolve(model), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"))
+    """Read the model's weights and allocate its caches. Raises ModelError and CapacityError."""
+    try:
+        return load_model(resolve(model), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"))
+    except (RuntimeError, MemoryError) as error:  # torch's allocator raises a bare RuntimeError
+        raise CapacityError(
+            f"the caches of {sizes.max_num_seqs} requests x {sizes.max_model_len} positions do not fit into memory;"
+            f" lower --max-num-seqs or --max-model-len ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def shape(model: str) -> Shape:

@@ -24,6 +24,7 @@ TABLE = {
     "floats": Signature((Port("a", ("R",), "float32"),), (Port("y", ("R",), "float32"),)),
     "square": Signature((Port("a", ("R",), "int64"), Port("b", ("R",), "int64")), (Port("y", ("R",), "int64"),)),
     "needy": Signature((Port("a", ("R",), "int64"),), (Port("y", ("R",), "int64"),), options=(("size", ...),)),
+    "sized": Signature((Port("a", ("R",), "int64"),), (Port("y", ("R",), "int64"),), options=(("size", 4),)),
     "pick": Signature((Port("a", ("R",), "int64"),), (Port("y", ("R", "K"), "int64"), Port("z", (2,), "bool"))),
 }
 LOOKUP = mapping_lookup(TABLE)
@@ -47,6 +48,16 @@ CASES: list[tuple[str, Graph, str]] = [
     ("nested", graph(Node("n", (("x", "x"),), graph=INNER)), "node 'n.deaf', port 'a': 'deep.q': node 'deep' has no"),
     ("options", graph(node("a", a="x", options=(("sise", 1),))), "node 'a': unknown option 'sise'; known: none"),
     ("options", graph(node("a", "needy", a="x", options=(("sise", 1),))), "unknown option 'sise'; did you mean 'size'"),
+    (
+        "options",
+        graph(node("a", "sized", a="x", options=(("size", "4"),))),
+        "option 'size' is '4'; it wants a value of",
+    ),
+    (
+        "options",
+        graph(node("a", "sized", a="x", options=(("size", True),))),
+        "'size' is True; it wants a value of type int",
+    ),
     ("options", graph(node("a", "needy", a="x")), "node 'a': option 'size' is required"),
     (
         "known-ports",

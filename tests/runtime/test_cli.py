@@ -103,6 +103,12 @@ BAD = [
     (["--prompt-file", "nowhere.jsonl"], "--prompt-file nowhere.jsonl: cannot be read"),
     (["--set", "settings.tyle=4"], "unknown key 'tyle' at settings; did you mean 'tile'"),
     (["--set", "settings.page_size=6"], "page_size=6 must be a multiple of the model's compression ratio 4"),
+    (
+        ["--set", "settings.max_num_seqs=900000000", "--max-num-seqs", "900000000"],
+        "do not fit into memory; lower --max-n",
+    ),
+    (["--graph", "ngram.yaml", "--set", "nodes.draft.options.max_ngram=x"], "node 'draft': option 'max_ngram' is 'x'"),
+    (["--graph", "ngram.yaml", "--set", "nodes.draft.options.max_ngram=0"], "1 ≤ min_ngram ≤ max_ngram is wanted"),
     (["--json", "--stream"], "--json prints whole objects and --stream prints parts"),
     (["--dump-ir=layuot"], "--dump-ir: unknown pass 'layuot'; did you mean 'layout'"),
     (["--plan-cache", "x", "--no-plan-cache"], "--plan-cache names a cache and --no-plan-cache wants none"),
