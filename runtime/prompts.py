@@ -33,7 +33,7 @@ def from_file(path: Path) -> list[Prompt]:
     Raises RequestError with file and line.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # splitlines() would cut at U+2028 inside a string
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--prompt-file {path}: cannot be read: {error}") from None
     out = [_parse(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]

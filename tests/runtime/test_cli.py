@@ -277,8 +277,11 @@ def test_prompt_as_long_as_the_context_gives_no_token(run, tmp_path):
 
 def test_prompt_file_with_limits_of_its_own(run, tmp_path):
     path = tmp_path / "p.jsonl"
-    lines = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1], "max_new_tokens": 3, "num_speculative_tokens": 0}]
-    path.write_text("\n\n".join(map(json.dumps, lines)))
+    lines = [
+        {"prompt": PROMPTS[0] + "\u2028"},
+        {"prompt": PROMPTS[1], "max_new_tokens": 3, "num_speculative_tokens": 0},
+    ]
+    path.write_text("\n\n".join(json.dumps(x, ensure_ascii=False) for x in lines), "utf-8")
     code, out, _ = run("--prompt-file", str(path), "--json", "--ignore-eos", "--max-new-tokens", "6", "-K", "3")
     first, second = objects(out)
     assert code == 0
