@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .core import Dim, ForEach, Graph, Node, Port, Repeat
-from .errors import GraphError
+from .core import DTYPES, Dim, ForEach, Graph, Node, Port, Repeat
+from .errors import GraphError, nearest
+from .schema import SettingsModel
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,19 @@ class GraphBuilder:
         self._settings: dict[str, Any] = {}
         self._placement: dict[str, str] = {}
 
-    def input(self, name: str, shape: Sequence[Dim], dtype: str) -> Value:
-        """A graph input, filled by whoever runs the graph."""
-        self._inputs.append(Port(name, tuple(shape), dtype))
+    def input(self, name: str, shape: Sequence[Dim], dtype: str, *, optional: bool = False) -> Value:
+        """A graph input, filled by whoever runs the graph. Raises GraphError for an unknown dtype."""
+        if dtype not in DTYPES:
+            raise GraphError(f"input {name!r}: unknown dtype {dtype!r}{nearest(dtype, DTYPES)}")
+        if isinstance(shape, str):
+            raise GraphError(f"input {name!r}: shape {shape!r} is one string; a list such as ['N', 'K'] is wanted")
+        self._inputs.append(Port(name, tuple(shape), dtype, optional))
         return Value(name)
 
     def stage(
         self,
         stage: str,
+        /,
         *,
         name: str = "",
         repeat: Dim | None = None,
@@ -81,13 +87,14 @@ class GraphBuilder:
         loop = None if repeat is None else Repeat(repeat, _pairs(carry), _pairs(collect))
         return self._add(name or stage.split(":")[0].split(".")[0], inputs, stage=stage, options=options, loop=loop)
 
-    def nested(self, graph: Graph, *, name: str = "", **inputs: Value) -> Outputs:
+    def nested(self, graph: Graph, /, *, name: str = "", **inputs: Value) -> Outputs:
         """Another graph as one node."""
         return self._add(name or graph.name, inputs, graph=graph)
 
     def for_each_chunk(
         self,
         graph: Graph,
+        /,
         *,
         each: Sequence[str],
         carry: Names | None = None,
@@ -101,14 +108,17 @@ class GraphBuilder:
 
     def output(self, **values: Value) -> None:
         """Graph outputs by name."""
-        self._outputs += [(name, value.ref) for name, value in values.items()]
+        self._outputs += [(name, _ref("output", name, value)) for name, value in values.items()]
 
     def state(self, **values: Value) -> None:
         """``state(streams=x)``: x is the input ``streams`` of the next step."""
-        self._state += [(name, value.ref) for name, value in values.items()]
+        self._state += [(name, _ref("state", name, value)) for name, value in values.items()]
 
     def settings(self, **values: Any) -> None:
-        """Deployment settings, as in a graph file."""
+        """Deployment settings, as in a graph file. Raises GraphError for an unknown one."""
+        for name in values:
+            if name not in SettingsModel.model_fields:
+                raise GraphError(f"unknown setting {name!r}{nearest(name, SettingsModel.model_fields)}")
         self._settings |= values
 
     def place(self, **devices: str) -> None:
@@ -139,19 +149,14 @@ class GraphBuilder:
         options: Mapping[str, Any] | None = None,
         loop: Repeat | ForEach | None = None,
     ) -> Outputs:
-        for port, value in inputs.items():
-            if not isinstance(value, Value):
-                raise GraphError(
-                    f"node {name!r}, port {port!r}: is bound to a {type(value).__name__}; bind a graph input or an"
-                    " output of a node, such as draft.drafts"
-                )
+        bound = [(port, _ref(f"node {name!r}, port", port, value)) for port, value in inputs.items()]
         self._nodes.append(
             Node(
                 name=name,
-                inputs=tuple(sorted((port, value.ref) for port, value in inputs.items())),
+                inputs=tuple(sorted(bound)),
                 stage=stage,
                 graph=graph,
-                options=tuple(sorted((options or {}).items())),
+                options=tuple(sorted((k, _freeze(v)) for k, v in (options or {}).items())),
                 loop=loop,
             )
         )
@@ -160,3 +165,17 @@ class GraphBuilder:
 
 def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((names or {}).items()))
+
+
+def _ref(kind: str, name: str, value: Any) -> str:
+    if not isinstance(value, Value):
+        raise GraphError(
+            f"{kind} {name!r}: is bound to a {type(value).__name__}; bind a graph input or an output of a node,"
+            " such as draft.drafts"
+        )
+    return value.ref
+
+
+def _freeze(value: Any) -> Any:
+    """Lists become tuples: a graph is a value that hashes, and a file's lists arrive as tuples too."""
+    return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value

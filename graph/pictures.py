@@ -40,8 +40,13 @@ def _edges(graph: Graph) -> list[Edge]:
     return [(a, b, ", ".join(labels)) for (a, b), labels in ports.items()]
 
 
+_RESERVED = {"end", "graph", "subgraph", "flowchart", "style", "class", "click", "default", "direction", "linkstyle"}
+
+
 def _ident(path: str) -> str:
-    return path.replace(":", "_").replace(".", "_")
+    """A mermaid id; a reserved word as an id would break the whole picture."""
+    ident = path.replace(":", "_").replace(".", "_")
+    return ident + "_" if ident.lower() in _RESERVED else ident
 
 
 def mermaid(graph: Graph) -> str:
@@ -79,27 +84,30 @@ def dot(graph: Graph) -> str:
         for end in (a, b):
             if ":" in end:
                 lines.append(f'  "{end}" [shape=oval, label="{end.partition(":")[2]}"];')
-        lines.append(f'  "{_anchor(graph, a)}" -> "{_anchor(graph, b)}" [label="{label}"];')
+        lines.append(f'  "{_anchor(graph, "", a)}" -> "{_anchor(graph, "", b)}" [label="{label}"];')
     return "\n".join([*dict.fromkeys(lines), "}"]) + "\n"
 
 
 def _dot_nodes(graph: Graph, path: str, indent: str) -> Iterator[str]:
     for node in topological(graph):
-        if node.graph is None:
+        if node.graph is None or not node.graph.nodes:  # a cluster without nodes has nothing to end an edge at
             yield f'{indent}"{path}{node.name}" [label="{_title(node)}"];'
             continue
         yield f'{indent}subgraph "cluster_{path}{node.name}" {{ label="{_title(node)}";'
-        yield from _dot_nodes(node.graph, f"{path}{node.name}.", indent + "  ")
-        for a, b, label in _edges(node.graph):
+        inner, prefix = node.graph, f"{path}{node.name}."
+        yield from _dot_nodes(inner, prefix, indent + "  ")
+        for a, b, label in _edges(inner):
             if ":" not in a and ":" not in b:
-                yield f'{indent}  "{path}{node.name}.{a}" -> "{path}{node.name}.{b}" [label="{label}"];'
+                yield f'{indent}  "{_anchor(inner, prefix, a)}" -> "{_anchor(inner, prefix, b)}" [label="{label}"];'
         yield f"{indent}}}"
 
 
-def _anchor(graph: Graph, end: str) -> str:
-    """Edges to a cluster end at its first node."""
+def _anchor(graph: Graph, path: str, end: str) -> str:
+    """The box that an edge ends at: for a cluster, its first node, however deep."""
     node = graph.node(end)
-    return end if node is None or node.graph is None else f"{end}.{topological(node.graph)[0].name}"
+    if node is None or node.graph is None or not node.graph.nodes:
+        return path + end
+    return _anchor(node.graph, f"{path}{end}.", topological(node.graph)[0].name)
 
 
 def text(graph: Graph) -> str:

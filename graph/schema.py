@@ -5,14 +5,45 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", strict=True)]
-DimText = Annotated[StrictInt, Field(ge=0)] | Name
+NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+
+def _dim(value: Any) -> Any:
+    """One message instead of one per member of a union."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("dim", "YAML reads this symbol as a boolean; a symbol in quotes is wanted")
+    if (isinstance(value, int) and value >= 0) or (isinstance(value, str) and re.fullmatch(NAME, value)):
+        return value
+    raise PydanticCustomError("dim", "a size ≥ 0 or a symbol such as N is wanted")
+
+
+def _option(value: Any) -> Any:
+    """Values that hash, compare and survive JSON: graphs are values, and NaN is not equal to itself."""
+    if isinstance(value, list):
+        return [_option(v) for v in value]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise PydanticCustomError("option", "a boolean, finite number, string, null or list of these is wanted")
+
+
+_SCALARS = ["boolean", "integer", "number", "string", "null"]
+_ITEM = {"type": [*_SCALARS, "array"]}
+
+Name = Annotated[str, Field(pattern=NAME, strict=True)]
+DimText = Annotated[
+    int | str,
+    BeforeValidator(_dim),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": NAME}]}),
+]
 DtypeName = Literal["int64", "int32", "bool", "float32", "bfloat16", "float16", "model"]
-Option = StrictBool | StrictInt | StrictFloat | StrictStr | list[Any] | None
+Option = Annotated[Any, BeforeValidator(_option), WithJsonSchema({**_ITEM, "items": _ITEM})]
 Positive = Annotated[StrictInt, Field(ge=1)]
 
 
@@ -21,10 +52,11 @@ class _Strict(BaseModel):
 
 
 class PortModel(_Strict):
-    """Shape (integers and symbols) and dtype of an input."""
+    """Shape (integers and symbols) and dtype of an input; an optional one may stay unconnected."""
 
     shape: list[DimText]
     dtype: DtypeName
+    optional: StrictBool = False
 
 
 class RepeatModel(_Strict):

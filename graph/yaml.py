@@ -11,9 +11,10 @@ from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from .core import ForEach, Graph, Node, Port, Repeat
-from .errors import GraphFileError, nearest
+from .errors import GraphError, GraphFileError, nearest
 from .lines import Located, parse, set_path
 from .schema import GraphModel, NestedModel, NodeModel, json_schema
 
@@ -41,20 +42,28 @@ def resolve_prefill(graph: Graph, source: str | None) -> Graph | None:
     if not graph.prefill:
         return None
     beside = Path(source).parent / graph.prefill if source else Path(graph.prefill)
-    return load_graph(beside if beside.is_file() else graph.prefill)
+    try:
+        return load_graph(beside if beside.is_file() else graph.prefill)
+    except GraphFileError as error:
+        raise GraphFileError(f"{error} (prefill of graph {graph.name!r})", error.rule) from None
 
 
 def _read(name: str) -> tuple[str, str]:
+    if not name:
+        raise GraphFileError(f"no graph is named; a path or one of {', '.join(packaged())} is wanted")
     path = Path(name)
-    if path.exists():
-        try:
+    try:
+        if path.exists():
             return path.read_text("utf-8"), name
-        except (OSError, UnicodeDecodeError) as error:
-            raise GraphFileError(f"{name}: cannot be read as UTF-8 text: {error}") from None
+    except UnicodeDecodeError as error:
+        raise GraphFileError(f"{name}: cannot be read as UTF-8 text: {error}") from None
+    except OSError as error:
+        raise GraphFileError(f"{name}: cannot be read: {error.strerror}; the path of a text file is wanted") from None
     for known in packaged():
         if name in (known, known.removesuffix(".yaml")):
             return (EXAMPLES / known).read_text("utf-8"), known
-    raise GraphFileError(f"{name}: no such file, and no packaged graph of that name{nearest(name, packaged())}")
+    spelt = name if name.endswith(".yaml") else f"{name}.yaml"
+    raise GraphFileError(f"{name}: no such file, and no packaged graph of that name{nearest(spelt, packaged())}")
 
 
 def loads(text: str, source: str = "<text>", overrides: Sequence[str] = ()) -> Graph:
@@ -74,14 +83,28 @@ def _first_problem(error: ValidationError, located: Located) -> GraphFileError:
     # Unknown keys first: a misspelt key also makes the right one missing, and it is the cause.
     details = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
     path = tuple(p for p in details["loc"] if not (isinstance(p, str) and p.startswith(("function-", "constrained-"))))
-    path = located.known_prefix(path)
+    path = located.known_prefix(tuple(p for p in path if p != "[key]"))
     where = ".".join(map(str, path)) or "the top level"
     if details["type"] == "extra_forbidden":
         parent, key = path[:-1], str(path[-1])
         known = _fields_at(GraphModel, parent)
         inside = ".".join(map(str, parent)) or "the top level"
         return GraphFileError(f"{located.at(path)}: unknown key {key!r} at {inside}{nearest(key, known)}", "schema")
-    return GraphFileError(f"{located.at(path)}: {where}: {details['msg']}", "schema")
+    return GraphFileError(f"{located.at(path)}: {where}: {_wanted(details)}", "schema")
+
+
+def _wanted(details: ErrorDetails) -> str:
+    """What would be right, and the value that is there if it fits on the line."""
+    kind, value = details["type"], details["input"]
+    if kind in ("dict_type", "model_type"):
+        says = "a mapping is wanted"
+    elif kind == "string_pattern_mismatch":
+        says = "a name of letters, digits and _ is wanted"
+    else:
+        says = details["msg"]
+    if kind == "missing" or not isinstance(value, bool | int | float | str | None) or len(repr(value)) > 40:
+        return says
+    return f"{says}, not {'nothing' if value is None else repr(value)}"
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
@@ -139,7 +162,7 @@ def _node(name: str, m: NodeModel, located: Located, path: tuple[str, ...]) -> N
 def _nested(m: NestedModel, located: Located, path: tuple[str, ...]) -> Graph:
     return Graph(
         name=m.name,
-        inputs=tuple(Port(name, tuple(p.shape), p.dtype) for name, p in m.inputs.items()),
+        inputs=tuple(Port(name, tuple(p.shape), p.dtype, p.optional) for name, p in m.inputs.items()),
         nodes=tuple(_node(n, node, located, (*path, "nodes", n)) for n, node in m.nodes.items()),
         outputs=_pairs(m.outputs),
         doc=m.doc,
@@ -163,14 +186,19 @@ def _graph(m: GraphModel, located: Located) -> Graph:
 
 
 def dumps(graph: Graph) -> str:
-    """YAML text; ``loads`` gives back an equal graph."""
+    """YAML text; ``loads`` gives back an equal graph. Raises GraphError for what the form cannot say."""
     return yaml.safe_dump({"version": 1, **_plain(graph)}, sort_keys=False, default_flow_style=None, width=100)
+
+
+def _plain_port(port: Port) -> dict[str, Any]:
+    out: dict[str, Any] = {"shape": list(port.shape), "dtype": port.dtype}
+    return {**out, "optional": True} if port.optional else out
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
     out: dict[str, Any] = {"name": graph.name, "doc": graph.doc, "prefill": graph.prefill}
     out |= {"settings": dict(graph.settings)}
-    out["inputs"] = {p.name: {"shape": list(p.shape), "dtype": p.dtype} for p in graph.inputs}
+    out["inputs"] = {p.name: _plain_port(p) for p in graph.inputs}
     out["nodes"] = {n.name: _plain_node(n) for n in graph.nodes}
     out |= {"outputs": dict(graph.outputs), "state": dict(graph.state), "placement": dict(graph.placement)}
     return {k: v for k, v in out.items() if v}
@@ -187,6 +215,8 @@ def _plain_node(node: Node) -> dict[str, Any]:
     out["inputs"] = dict(node.inputs)
     if node.graph is not None:
         out["graph"] = _plain(node.graph)
+        for key in sorted(out["graph"].keys() - NestedModel.model_fields.keys()):
+            raise GraphError(f"node {node.name!r}: its graph has {key} of its own; only the outermost graph has {key}")
     return {k: v for k, v in out.items() if v}
 
 

@@ -1,7 +1,7 @@
 """Stages ``prefill.target`` and ``prefill.draft``: fill the caches for a prompt, P rows a call.
 
-Knows: rows of prompts. Does not know: scheduling. Rows start at multiples of P in every prompt, so a prompt's
-cache is bitwise the same whoever shares the batch.
+Knows: rows of prompts. Does not know: scheduling. A call may hold rows of several prompts: all calls have P rows
+and a row does not feel its neighbours, so a prompt's cache is bitwise the same whoever shares the call.
 """
 
 from __future__ import annotations

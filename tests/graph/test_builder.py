@@ -8,7 +8,7 @@ from draftline.graph.builder import GraphBuilder
 from draftline.graph.core import Graph
 from draftline.graph.errors import GraphError
 from draftline.graph.verify import verify
-from draftline.graph.yaml import load_graph
+from draftline.graph.yaml import dumps, load_graph, loads
 from draftline.stages.registry import signature
 
 
@@ -100,3 +100,35 @@ def test_binding_something_else_names_the_port():
     draft = g.stage("draft.mtp")
     with pytest.raises(GraphError, match=r"node 'pad', port 'drafts': is bound to a Outputs"):
         g.stage("pad", drafts=draft)
+    with pytest.raises(GraphError, match=r"output 'y': is bound to a str"):
+        g.output(y="draft.drafts")
+    with pytest.raises(GraphError, match=r"state 'x': is bound to a Outputs"):
+        g.state(x=draft)
+
+
+def test_wrong_words_are_answered_at_once():
+    g = GraphBuilder("g")
+    with pytest.raises(GraphError, match="unknown setting 'tyle'; did you mean 'tile'"):
+        g.settings(tyle=16)
+    with pytest.raises(GraphError, match="input 'x': unknown dtype 'int65'; did you mean 'int64'"):
+        g.input("x", ["N"], "int65")
+    with pytest.raises(GraphError, match=r"input 'x': shape 'NK' is one string"):
+        g.input("x", "NK", "int64")
+
+
+def test_everything_a_file_can_say_survives_the_way_there_and_back():
+    """Lists in options, optional inputs, placement, and ports that are called like our own parameters."""
+    inner = GraphBuilder("inner")
+    x, hint = inner.input("x", ["N"], "int64"), inner.input("hint", ["N", 2], "float32", optional=True)
+    inner.output(y=inner.stage("my.stages:One", options={"sizes": [1, [2, 3]]}, stage=x, graph=hint)["y"])
+    g = GraphBuilder("outer", prefill="prefill.yaml")
+    g.output(y=g.nested(inner.build(), x=g.input("x", ["N"], "int64")).y)
+    g.place(inner="cpu:1")
+    graph = g.build()
+    assert loads(dumps(graph)) == graph
+    assert hash(loads(dumps(graph))) == hash(graph)
+    [node] = graph.nodes
+    assert [p.optional for p in node.graph.inputs] == [False, True]
+    assert node.graph.nodes[0].options == (("sizes", (1, (2, 3))),)
+    assert node.graph.nodes[0].inputs == (("graph", "hint"), ("stage", "x"))
+    assert node.graph.nodes[0].name == "my"

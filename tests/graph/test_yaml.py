@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftline.graph.core import DTYPES, ForEach, Graph, Node, Port, Repeat
-from draftline.graph.errors import GraphFileError
+from draftline.graph.errors import GraphError, GraphFileError
 from draftline.graph.yaml import EXAMPLES, dumps, json_schema, load_graph, loads, packaged, resolve_prefill
 
 GOOD = """\
@@ -97,10 +98,22 @@ CASES = [
     ("just text", "f.yaml:1: holds a str"),
     (
         changed("    inputs:\n      a: x", "    inputs: [a]"),
-        "f.yaml:12: nodes.a.inputs: Input should be a valid dictionary",
+        "f.yaml:12: nodes.a.inputs: a mapping is wanted",
     ),
     (changed("      a: x", "      a: 3"), "f.yaml:13: nodes.a.inputs.a: Input should be a valid string"),
-    (changed("  a:\n    stage", "  a-b:\n    stage"), "f.yaml:8: nodes.a-b"),
+    (
+        changed("  a:\n    stage", "  a-b:\n    stage"),
+        "f.yaml:8: nodes.a-b: a name of letters, digits and _ is wanted, not 'a-b'",
+    ),
+    (changed("[N]", "[-1]"), "f.yaml:6: inputs.x.shape.0: a size ≥ 0 or a symbol such as N is wanted, not -1"),
+    (changed("[N]", "[N, 1.5]"), "f.yaml:6: inputs.x.shape.1: a size ≥ 0 or a symbol such as N is wanted, not 1.5"),
+    (changed("[N]", "[NO]"), "f.yaml:6: inputs.x.shape.0: YAML reads this symbol as a boolean"),
+    (changed("int64}", "int64, optional: 1}"), "f.yaml:6: inputs.x.optional: Input should be a valid boolean, not 1"),
+    (changed("size: 3", "size: {a: 1}"), "f.yaml:11: nodes.a.options.size: a boolean, finite number, string, null or"),
+    (changed("size: 3", "size: [1, {a: 1}]"), "f.yaml:11: nodes.a.options.size: a boolean, finite number, string"),
+    (changed("size: 3", "size: .nan"), "f.yaml:11: nodes.a.options.size: a boolean, finite number, string"),
+    (changed("settings:\n  tile: 8", "settings:"), "f.yaml:3: settings: a mapping is wanted, not nothing"),
+    (changed(", dtype: int64", ""), "f.yaml:6: inputs.x.dtype: Field required"),
 ]
 
 
@@ -117,8 +130,14 @@ def test_files_that_are_no_graph(tmp_path):
         GraphFileError, match=r"mtb\.yaml: no such file, and no packaged graph .* did you mean 'mtp\.yaml'"
     ):
         load_graph("mtb.yaml")
-    with pytest.raises(GraphFileError, match="cannot be read"):
+    with pytest.raises(GraphFileError, match=r"mpt: no such file.* did you mean 'mtp\.yaml'"):
+        load_graph("mpt")
+    with pytest.raises(GraphFileError, match="cannot be read: Is a directory"):
         load_graph(tmp_path)
+    with pytest.raises(GraphFileError, match="cannot be read: File name too long"):
+        load_graph("m" * 5000)
+    with pytest.raises(GraphFileError, match="no graph is named"):
+        load_graph("")
     (tmp_path / "latin.yaml").write_bytes("name: é".encode("latin-1"))
     with pytest.raises(GraphFileError, match=r"latin\.yaml: cannot be read as UTF-8"):
         load_graph(tmp_path / "latin.yaml")
@@ -135,6 +154,10 @@ def test_names_and_paths(tmp_path, monkeypatch):
     graph = load_graph("sub/g.yaml")
     assert resolve_prefill(graph, "sub/g.yaml").name == "fill"
     assert resolve_prefill(load_graph("mtp"), "mtp.yaml").name == "prefill_mtp"
+    assert resolve_prefill(load_graph("prefill"), "prefill.yaml") is None
+    (tmp_path / "sub" / "fill.yaml").unlink()
+    with pytest.raises(GraphFileError, match=r"^fill\.yaml: no such file.* \(prefill of graph 'g'\)$"):
+        resolve_prefill(graph, "sub/g.yaml")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +215,47 @@ def test_schema_accepts_the_packaged_graphs(name):
         jsonschema.validate({**document, "nodez": {}}, schema)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("stge: one", "stage: one"),
+        ("dtype: int65", "dtype: int64"),
+        ("[-1]", "[0]"),
+        ("['a-b']", "[NO_1]"),
+        ("size: {a: 1}", "size: [1, null, [a]]"),
+        ("size: [{a: 1}]", "size: 1.5"),
+        ("tile: true", "tile: 1"),
+        ("optional: 1", "optional: true"),
+    ],
+)
+def test_schema_and_loader_refuse_the_same(old, new):
+    """An editor that follows the exported schema marks what the loader would refuse, and nothing else."""
+    places = {
+        "st": ("stage: one", "{}"),
+        "dt": ("dtype: int64", "{}"),
+        "[": ("[N]", "{}"),
+        "si": ("size: 3", "{}"),
+        "ti": ("tile: 8", "{}"),
+        "op": ("dtype: int64", "dtype: int64, {}"),
+    }
+    place, form = next(v for start, v in places.items() if old.startswith(start))
+    good, bad = changed(place, form.format(new)), changed(place, form.format(old))
+    jsonschema.validate(yaml.safe_load(good), json_schema())
+    loads(good)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(bad), json_schema())
+    with pytest.raises(GraphFileError):
+        loads(bad)
+
+
+def test_a_nested_graph_has_no_settings_of_its_own():
+    """The form cannot say it, so writing it says so instead of giving a file that does not load."""
+    graph = loads(GOOD)
+    inner = replace(graph.node("b"), graph=replace(graph.node("b").graph, settings=(("tile", 16),)))
+    with pytest.raises(GraphError, match="node 'b': its graph has settings of its own; only the outermost graph has"):
+        dumps(replace(graph, nodes=(graph.node("a"), inner)))
+
+
 names = st.text(string.ascii_letters + "_", min_size=1, max_size=6)
 dims = st.one_of(st.integers(0, 9), names)
 refs = st.one_of(names, st.tuples(names, names).map(".".join))
@@ -211,8 +275,8 @@ loops = st.one_of(
     st.builds(ForEach, st.lists(names, max_size=3).map(tuple), pairs, pairs),
 )
 ports = st.dictionaries(
-    names, st.tuples(st.lists(dims, max_size=4).map(tuple), st.sampled_from(DTYPES)), max_size=3
-).map(lambda d: tuple(Port(n, shape, dtype) for n, (shape, dtype) in d.items()))
+    names, st.tuples(st.lists(dims, max_size=4).map(tuple), st.sampled_from(DTYPES), st.booleans()), max_size=3
+).map(lambda d: tuple(Port(n, *port) for n, port in d.items()))
 bound = st.dictionaries(names, refs, max_size=3)
 
 
