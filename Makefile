@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= def read_lines(path):
 export TOKENIZERS_PARALLELISM = false
+# Threads that wait must sleep, not spin: see runtime/__init__.py.
+export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: run test bench bench-compare lint clean
 

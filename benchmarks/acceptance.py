@@ -49,7 +49,7 @@ def main() -> None:
     p.add_argument("--graph", default="mtp.yaml")
     p.add_argument("--dtype", default="fp32")
     p.add_argument("--depths", type=int, nargs="+", default=[1, 3, 7, 9])
-    p.add_argument("--every", type=int, default=2000, help="tokens between two prompts of a file")
+    p.add_argument("--every", type=int, default=6000, help="tokens between two prompts of a file")
     p.add_argument("--docs", type=Path, default=DOCS)
     p.add_argument("--stdlib", type=Path, default=Path(sysconfig.get_path("stdlib")))
     p.add_argument("--json", action="store_true")

@@ -160,8 +160,6 @@ def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
 
 def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[prompts.Prompt]) -> int:
     pipeline = Pipeline(prepared)
-    if not args.json and not args.explain and pipeline.engine.cache_report is not None:
-        _say(f"{PROG}: {pipeline.engine.cache_report}")
     requests = [
         pipeline.request(
             p.text, p.max_new_tokens, num_speculative_tokens=p.num_speculative_tokens, ignore_eos=args.ignore_eos
@@ -178,6 +176,8 @@ def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[pro
         elif not args.stream:
             print(prompt.text + text, flush=True)
     if not args.json:
+        if not args.explain and pipeline.engine.cache_report is not None:
+            _say(f"{PROG}: {pipeline.engine.cache_report}")
         runtime = pipeline.engine.runtime
         summary(outputs, time.perf_counter() - began, runtime.totals.waves, runtime.captures, sys.stderr)
     return 0
