@@ -23,7 +23,7 @@ $(VENV)/installed-test: $(VENV)/installed
 run: $(VENV)/installed
 	$(BIN)/pipeline-run --graph mtp.yaml --prompt "$(PROMPT)"
 
-test: $(VENV)/installed-test
+test: run $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest
 

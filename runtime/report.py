@@ -13,7 +13,8 @@ from .request import Output
 
 
 def json_line(prompt: str, text: str, output: Output) -> str:
-    """One object per prompt; the keys are documented in README.md. ``timing`` is in seconds."""
+    """One object per prompt, in ASCII: no character in it can be taken for the end of a line. The keys are documented
+    in README.md; ``timing`` is in seconds."""
     k, counts = output.num_speculative_tokens, output.counts
     return json.dumps(
         {
@@ -28,8 +29,7 @@ def json_line(prompt: str, text: str, output: Output) -> str:
             "mean_acceptance_length": round(counts.mean_acceptance_length, 4),
             "num_speculative_tokens": k,
             "timing": {"prefill": round(output.prefill_seconds, 6), "decode": round(output.decode_seconds, 6)},
-        },
-        ensure_ascii=False,
+        }
     )
 
 
