@@ -100,7 +100,7 @@ def test_k0_equals_one_uncached_forward():
 
 
 @pytest.mark.parametrize("mode", replay.MODES)
-@pytest.mark.parametrize(("k", "tile"), [(1, 8), (3, 8), (7, 8), (9, 8), (16, 16), (32, 8)])
+@pytest.mark.parametrize(("k", "tile"), [(3, 8), (7, 8), (9, 8), (32, 16)])
 def test_an_adversarial_drafter_on_real_caches(k, tile, mode, monkeypatch):
     """Right drafts commit rows over every boundary and chunk; wrong ones leave stale rows behind."""
     known = [[*p, *tokens] for p, (tokens, _) in zip(PROMPTS, plain("fp32", tile), strict=True)]

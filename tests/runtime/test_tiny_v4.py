@@ -39,7 +39,7 @@ def plain(tile: int, dtype: str) -> list[tuple[tuple[int, ...], str]]:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("tile", [8, 16])
-@pytest.mark.parametrize("k", [0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 32])
+@pytest.mark.parametrize("k", [0, 1, 3, 7, 9, 32])
 def test_tokens_equal_plain_decoding(k, tile, dtype):
     outputs = decode("mtp.yaml", k, tile, dtype)
     assert [(o.token_ids, o.finish_reason) for o in outputs] == plain(tile, dtype)
