@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from .core import DTYPES, Dim, ForEach, Graph, Node, Port, Repeat
 from .errors import GraphError, nearest
 from .schema import SettingsModel
@@ -82,29 +84,40 @@ class GraphBuilder:
         """A stage by registry name or ``package.module:Class``; the node is called ``name`` or the first part
         of the stage's. ``repeat`` with ``carry`` (input port → output port) and ``collect`` (output port → new
         name) runs it that many times."""
-        if repeat is None and (carry or collect):
-            raise GraphError(f"stage {stage!r}: carry and collect belong to a loop; give repeat as well")
-        loop = None if repeat is None else Repeat(repeat, _pairs(carry), _pairs(collect))
-        return self._add(name or stage.split(":")[0].split(".")[0], inputs, stage=stage, options=options, loop=loop)
+        loop = _repeat(stage, repeat, carry, collect)
+        return self._add(name or _short(stage), inputs, stage=stage, options=options, loop=loop)
 
-    def nested(self, graph: Graph, /, *, name: str = "", **inputs: Value) -> Outputs:
-        """Another graph as one node."""
-        return self._add(name or graph.name, inputs, graph=graph)
+    def nested(
+        self,
+        graph: Graph,
+        /,
+        *,
+        name: str = "",
+        repeat: Dim | None = None,
+        carry: Names | None = None,
+        collect: Names | None = None,
+        **inputs: Value,
+    ) -> Outputs:
+        """Another graph as one node; ``repeat``, ``carry`` and ``collect`` as for a stage."""
+        return self._add(name or graph.name, inputs, graph=graph, loop=_repeat(graph.name, repeat, carry, collect))
 
     def for_each_chunk(
         self,
-        graph: Graph,
+        body: Graph | str,
         /,
         *,
         each: Sequence[str],
         carry: Names | None = None,
         collect: Names | None = None,
         name: str = "",
+        options: Mapping[str, Any] | None = None,
         **inputs: Value,
     ) -> Outputs:
-        """A nested graph, run once per chunk of S window columns; ``each`` inputs arrive cut."""
+        """A nested graph, or a stage by name, run once per chunk of S window columns; ``each`` inputs arrive cut."""
         loop = ForEach(tuple(each), _pairs(carry), _pairs(collect))
-        return self._add(name or graph.name, inputs, graph=graph, loop=loop)
+        if isinstance(body, str):
+            return self._add(name or _short(body), inputs, stage=body, options=options, loop=loop)
+        return self._add(name or body.name, inputs, graph=body, options=options, loop=loop)
 
     def output(self, **values: Value) -> None:
         """Graph outputs by name."""
@@ -115,11 +128,16 @@ class GraphBuilder:
         self._state += [(name, _ref("state", name, value)) for name, value in values.items()]
 
     def settings(self, **values: Any) -> None:
-        """Deployment settings, as in a graph file. Raises GraphError for an unknown one."""
+        """Deployment settings, as in a graph file. Raises GraphError for an unknown one or a wrong value."""
         for name in values:
             if name not in SettingsModel.model_fields:
                 raise GraphError(f"unknown setting {name!r}{nearest(name, SettingsModel.model_fields)}")
-        self._settings |= values
+        try:
+            given = SettingsModel.model_validate(values).model_dump(exclude_none=True)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise GraphError(f"setting {wrong['loc'][0]!r}: {wrong['msg']}, not {wrong['input']!r}") from None
+        self._settings |= given
 
     def place(self, **devices: str) -> None:
         """``place(draft="cpu:0")``: node → device."""
@@ -161,6 +179,19 @@ class GraphBuilder:
             )
         )
         return Outputs(name)
+
+
+def _short(stage: str) -> str:
+    """``draft`` of ``draft.mtp`` and of ``draft.mine:Class``."""
+    return stage.split(":")[0].split(".")[0]
+
+
+def _repeat(what: str, times: Dim | None, carry: Names | None, collect: Names | None) -> Repeat | None:
+    if times is not None:
+        return Repeat(times, _pairs(carry), _pairs(collect))
+    if carry or collect:
+        raise GraphError(f"{what!r}: carry and collect belong to a loop; give repeat as well")
+    return None
 
 
 def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:

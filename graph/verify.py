@@ -7,13 +7,16 @@ Knows: ports, symbols, loops. Does not know: what a stage computes, numbers behi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .core import ForEach, Graph, Node, Port, Repeat, Signature
+from .core import Graph, Node, Port, Signature
 from .errors import GraphError, nearest
+from .loops import loop_problems
 from .order import alive, topological
+from .schema import NAME, NestedModel
 from .types import check_node_types, node_outputs
 
 __all__ = ["RULES", "Lookup", "Rule", "infer", "mapping_lookup", "topological", "verify"]
@@ -40,15 +43,22 @@ class Scope:
     graph: Graph
     path: str
     lookup: Lookup
+    nested: dict[str, Signature] = field(default_factory=dict)
+    """Signatures of nested graphs by node name: each graph is verified once, however deep it is."""
 
     def signature(self, node: Node) -> Signature:
-        """The node's signature: its stage's, or the nested graph's inputs and outputs."""
-        if node.graph is not None:
+        """The node's signature: its stage's, or the nested graph's inputs and outputs.
+
+        Raises GraphError for a nested graph that breaks a rule.
+        """
+        if node.graph is None:
+            found = self.lookup(node.stage)
+            return found if isinstance(found, Signature) else found.signature
+        if node.name not in self.nested:
             inner = infer(node.graph, self.lookup, f"{self.path}{node.name}.")
             outputs = tuple(Port(n, inner[r].shape, inner[r].dtype) for n, r in node.graph.outputs)
-            return Signature(node.graph.inputs, outputs)
-        found = self.lookup(node.stage)
-        return found if isinstance(found, Signature) else found.signature
+            self.nested[node.name] = Signature(node.graph.inputs, outputs)
+        return self.nested[node.name]
 
     def at(self, node: Node, port: str = "") -> str:
         """``node 'check.accept', port 'live'``."""
@@ -59,13 +69,27 @@ Messages = Iterator[str]
 
 
 def _unique_names(s: Scope) -> Messages:
-    for kind, names in (
-        ("node", [n.name for n in s.graph.nodes]),
-        ("input", [p.name for p in s.graph.inputs]),
-        ("output", [n for n, _ in s.graph.outputs]),
-    ):
+    for kind, names in _declared(s.graph):
         for name in sorted({n for n in names if names.count(n) > 1}):
             yield f"graph {s.path + s.graph.name!r}: {kind} {name!r} is declared twice; give each its own name"
+
+
+def _spelling(s: Scope) -> Messages:
+    for kind, names in (("graph", [s.graph.name]), *_declared(s.graph)):
+        for name in names:
+            if not re.fullmatch(NAME, name):
+                where = f"graph {s.path + s.graph.name!r}: {kind} {name!r}"
+                yield f"{where}: a name of letters, digits and _ is wanted; a dot separates node and output"
+
+
+def _declared(graph: Graph) -> tuple[tuple[str, list[str]], ...]:
+    """Kind and names of all that a graph declares."""
+    return (
+        ("node", [n.name for n in graph.nodes]),
+        ("input", [p.name for p in graph.inputs]),
+        ("output", [n for n, _ in graph.outputs]),
+        ("state", [n for n, _ in graph.state]),
+    )
 
 
 def _one_body(s: Scope) -> Messages:
@@ -135,30 +159,9 @@ def _connected(s: Scope) -> Messages:
 
 def _loops(s: Scope) -> Messages:
     for node in s.graph.nodes:
-        if node.loop is None:
-            continue
-        signature, kind = s.signature(node), "repeat" if isinstance(node.loop, Repeat) else "for_each"
-        inputs, outputs = [p.name for p in signature.inputs], [p.name for p in signature.outputs]
-        if isinstance(node.loop, Repeat) and not node.loop.carry:
-            yield f"{s.at(node)}: repeat has no carry, so each iteration would do the same; carry an output to an input"
-        for port, output in node.loop.carry:
-            if port not in inputs:
-                yield f"{s.at(node, port)}: {kind} carries to an input that does not exist{nearest(port, inputs)}"
-            if output not in outputs:
-                yield f"{s.at(node, output)}: {kind} carries an output that does not exist{nearest(output, outputs)}"
-        for output, _ in node.loop.collect:
-            if output not in outputs:
-                yield f"{s.at(node, output)}: {kind} collects an output that does not exist{nearest(output, outputs)}"
-        names = [n for _, n in node.loop.collect]
-        for name in sorted({n for n in names if names.count(n) > 1}):
-            yield f"{s.at(node, name)}: {kind} collects two outputs under this name; give each its own"
-        if isinstance(node.loop, Repeat):
-            for name in sorted(set(names) & set(outputs)):
-                yield f"{s.at(node, name)}: the collected name hides the output of that name; choose another"
-        if isinstance(node.loop, ForEach):
-            for port in node.loop.each:
-                if port not in inputs:
-                    yield f"{s.at(node, port)}: for_each cuts an input that does not exist{nearest(port, inputs)}"
+        if node.loop is not None:
+            for port, problem in loop_problems(node, s.signature(node)):
+                yield f"{s.at(node, port)}: {problem}"
 
 
 def _references(s: Scope) -> Messages:
@@ -196,8 +199,10 @@ def _acyclic(s: Scope) -> Messages:
 def _nested(s: Scope) -> Messages:
     for node in s.graph.nodes:
         if node.graph is not None:
-            verify(node.graph, s.lookup, f"{s.path}{node.name}.")
-    yield from ()
+            s.signature(node)  # raises what is wrong inside, with its own rule
+            for key in (f.name for f in fields(Graph) if f.name not in NestedModel.model_fields):
+                if getattr(node.graph, key):
+                    yield f"{s.at(node)}: its graph has {key} of its own; only the outermost graph has {key}"
 
 
 def _types(s: Scope) -> Messages:
@@ -243,15 +248,16 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("unique-names", "nodes, inputs and outputs have names of their own", _unique_names),
+    Rule("unique-names", "nodes, inputs, outputs and states have names of their own", _unique_names),
+    Rule("spelling", "names are made of letters, digits and _", _spelling),
     Rule("one-body", "a node has a stage or a nested graph, not both", _one_body),
     Rule("unknown-stage", "every stage name is known", _known_stage),
-    Rule("nested", "nested graphs keep all rules", _nested),
+    Rule("nested", "nested graphs keep all rules and have no state or settings of their own", _nested),
     Rule("options", "options exist, and required ones are given", _options),
     Rule("known-ports", "only inputs that the stage has are connected", _known_ports),
     Rule("fed-once", "no input is fed twice", _fed_once),
     Rule("connected", "every input that is not optional is connected", _connected),
-    Rule("loops", "loops carry, cut and collect ports that exist; repeat carries something", _loops),
+    Rule("loops", "loops carry, cut and collect ports that exist, each once; repeat carries something", _loops),
     Rule("references", "every reference names an input, or a node and its output", _references),
     Rule("cycle", "nodes do not feed each other in a cycle", _acyclic),
     Rule("types", "shapes (symbols unified) and dtypes agree along every connection", _types),
@@ -262,10 +268,15 @@ RULES: tuple[Rule, ...] = (
 
 def verify(graph: Graph, lookup: Lookup, path: str = "") -> None:
     """Raise GraphError with the first broken rule's message and name; return if there is none."""
+    _verified(graph, lookup, path)
+
+
+def _verified(graph: Graph, lookup: Lookup, path: str) -> Scope:
     scope = Scope(graph, path, lookup)
     for rule in RULES:
         for message in rule.broken(scope):
             raise GraphError(message, rule=rule.name)
+    return scope
 
 
 def infer(graph: Graph, lookup: Lookup, path: str = "") -> Mapping[str, Port]:
@@ -273,8 +284,7 @@ def infer(graph: Graph, lookup: Lookup, path: str = "") -> Mapping[str, Port]:
 
     Raises GraphError as ``verify`` does.
     """
-    verify(graph, lookup, path)
-    scope = Scope(graph, path, lookup)
+    scope = _verified(graph, lookup, path)
     known: dict[str, Port] = {p.name: p for p in graph.inputs}
     for node in topological(graph):
         outputs, _ = check_node_types(node, scope.signature(node), known)

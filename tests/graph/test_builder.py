@@ -110,10 +110,50 @@ def test_wrong_words_are_answered_at_once():
     g = GraphBuilder("g")
     with pytest.raises(GraphError, match="unknown setting 'tyle'; did you mean 'tile'"):
         g.settings(tyle=16)
+    with pytest.raises(GraphError, match="setting 'tile': Input should be greater than or equal to 1, not 0"):
+        g.settings(tile=0)
+    with pytest.raises(GraphError, match="setting 'num_speculative_tokens': Input should be a valid integer, not True"):
+        g.settings(num_speculative_tokens=True)
     with pytest.raises(GraphError, match="input 'x': unknown dtype 'int65'; did you mean 'int64'"):
         g.input("x", ["N"], "int65")
     with pytest.raises(GraphError, match=r"input 'x': shape 'NK' is one string"):
         g.input("x", "NK", "int64")
+
+
+def test_every_loop_that_a_file_can_say():
+    """A stage per chunk and a repeated graph, as the same text in YAML."""
+    inner = GraphBuilder("inner")
+    inner.output(y=inner.stage("my:One", x=inner.input("x", ["N", "W"], "int64")).y)
+    g = GraphBuilder("outer")
+    x = g.input("x", ["N", "W"], "int64")
+    cut = g.for_each_chunk("my.cut:Stage", each=["a"], collect={"y": "y"}, options={"size": 2}, a=x)
+    g.output(y=g.nested(inner.build(), repeat=2, carry={"x": "y"}, x=cut.y).y)
+    g.settings(tile=8, model=None)
+    assert g.build() == loads(
+        """
+        version: 1
+        name: outer
+        settings: {tile: 8}
+        inputs: {x: {shape: [N, W], dtype: int64}}
+        nodes:
+          my:
+            stage: my.cut:Stage
+            options: {size: 2}
+            for_each: {each: [a], collect: {y: y}}
+            inputs: {a: x}
+          inner:
+            repeat: {times: 2, carry: {x: y}}
+            inputs: {x: my.y}
+            graph:
+              name: inner
+              inputs: {x: {shape: [N, W], dtype: int64}}
+              nodes: {my: {stage: "my:One", inputs: {x: x}}}
+              outputs: {y: my.y}
+        outputs: {y: inner.y}
+        """
+    )
+    with pytest.raises(GraphError, match="'inner': carry and collect belong to a loop; give repeat as well"):
+        g.nested(inner.build(), carry={"x": "y"}, x=x)
 
 
 def test_everything_a_file_can_say_survives_the_way_there_and_back():

@@ -28,6 +28,11 @@ TABLE = {
     "pick": Signature((Port("a", ("R",), "int64"),), (Port("y", ("R", "K"), "int64"), Port("z", (2,), "bool"))),
 }
 LOOKUP = mapping_lookup(TABLE)
+WINDOW = Port("w", ("N", "W"), "int64")
+TABLE["chunk"] = Signature(
+    (Port("a", ("R", "S"), "int64"), Port("b", ("R", "S"), "int64", optional=True), Port("c", ("R",), "int64")),
+    (Port("y", ("R", "S"), "int64"), Port("z", ("R", "S"), "int64"), Port("c", ("R",), "int64")),
+)
 
 
 def node(name: str, stage: str = "one", loop=None, options=(), **inputs: str) -> Node:
@@ -38,14 +43,37 @@ def graph(*nodes: Node, output: str = "", state=(), inputs=(N,), **more) -> Grap
     return Graph("g", inputs, nodes, (("out", output or f"{nodes[-1].name}.y"),), state=tuple(state), **more)
 
 
+def chunked(each=("a",), carry=(("c", "c"),), collect=(("y", "y"),)) -> Graph:
+    """A chunk loop over a stage; with these defaults it keeps all rules."""
+    return graph(node("n", "chunk", a="w", c="x", loop=ForEach(each, carry, collect)), inputs=(N, WINDOW))
+
+
 INNER = graph(node("deep", a="x"), node("deaf", a="deep.q"))
 CASES: list[tuple[str, Graph, str]] = [
     ("unique-names", graph(node("a", a="x"), node("a", a="x")), "node 'a' is declared twice"),
     ("unique-names", graph(node("a", a="x"), inputs=(N, N)), "input 'x' is declared twice"),
+    (
+        "unique-names",
+        graph(node("a", a="x"), state=(("x", "a.y"), ("x", "a.y"))),
+        "state 'x' is declared twice",
+    ),
+    ("spelling", graph(node("a.b", a="x"), output="x"), "node 'a.b': a name of letters, digits and _ is wanted"),
+    ("spelling", graph(node("a", a="x"), inputs=(N, Port("p q", ("N",), "int64"))), "input 'p q': a name of"),
+    ("spelling", replace(graph(node("a", a="x")), name="g-1"), "graph 'g-1': a name of letters"),
     ("one-body", graph(Node("a", (("a", "x"),))), "node 'a': has neither stage nor graph"),
     ("one-body", graph(Node("a", (), stage="one", graph=INNER)), "node 'a': has both stage and graph"),
     ("unknown-stage", graph(node("a", "onee", a="x")), "node 'a': unknown stage 'onee'; did you mean 'one'"),
     ("nested", graph(Node("n", (("x", "x"),), graph=INNER)), "node 'n.deaf', port 'a': 'deep.q': node 'deep' has no"),
+    (
+        "nested",
+        graph(Node("n", (("x", "x"),), graph=graph(node("a", a="x"), state=(("x", "a.y"),))), output="n.out"),
+        "node 'n': its graph has state of its own; only the outermost graph has state",
+    ),
+    (
+        "nested",
+        graph(Node("n", (("x", "x"),), graph=replace(graph(node("a", a="x")), prefill="p.yaml")), output="n.out"),
+        "node 'n': its graph has prefill of its own",
+    ),
     ("options", graph(node("a", a="x", options=(("sise", 1),))), "node 'a': unknown option 'sise'; known: none"),
     ("options", graph(node("a", "needy", a="x", options=(("sise", 1),))), "unknown option 'sise'; did you mean 'size'"),
     (
@@ -71,6 +99,12 @@ CASES: list[tuple[str, Graph, str]] = [
     ("loops", graph(node("a", a="x", loop=Repeat("K", (("a", "q"),)))), "node 'a', port 'q': repeat carries an output"),
     ("loops", graph(node("a", a="x", loop=Repeat(2, (("a", "y"),), (("q", "r"),)))), "port 'q': repeat collects an"),
     ("loops", graph(node("a", a="x", loop=Repeat(2, (("a", "y"),), (("y", "y"),)))), "the collected name hides"),
+    ("loops", chunked(collect=(("y", "c"),)), "node 'n', port 'c': the collected name hides the output"),
+    ("loops", chunked(collect=(("y", "v"), ("z", "v"))), "node 'n', port 'v': for_each collects two outputs under"),
+    ("loops", chunked(carry=(("c", "c"), ("c", "c"))), "node 'n', port 'c': for_each carries two outputs to this"),
+    ("loops", chunked(each=("a", "b")), "node 'n', port 'b': for_each cuts an input that is not connected"),
+    ("loops", chunked(each=("a", "a")), "node 'n', port 'a': for_each cuts this input twice"),
+    ("loops", chunked(carry=(("a", "y"),)), "node 'n', port 'a': for_each both cuts this input and carries to it"),
     ("loops", graph(node("a", a="x", loop=ForEach(("q",)))), "node 'a', port 'q': for_each cuts an input that does"),
     ("references", graph(node("a", a="xx")), "node 'a', port 'a': 'xx' is no input of the graph; did you mean 'x'"),
     (
@@ -132,6 +166,32 @@ def test_types_of_every_value_of_mtp():
     assert types["check.streams"] == (("N", "W", "H", "D"), "model")
     assert types["check.live"] == (("N",), "bool")
     assert types["commit.streams"] == types["streams"] == (("N", "M", "H", "D"), "model")
+
+
+def test_a_chunk_loop_may_keep_the_name_of_what_it_collects():
+    assert infer(chunked(), LOOKUP)["n.y"].shape == ("N", "W")
+    assert infer(chunked(collect=(("y", "all"),)), LOOKUP)["n.all"].shape == ("N", "W")
+
+
+def test_a_nested_graph_is_verified_once_however_deep():
+    """Each level would otherwise multiply the work; the count of look-ups tells without a clock."""
+
+    def nested(depth: int) -> Graph:
+        if depth == 0:
+            return graph(node("a", a="x"))
+        return graph(Node("n", (("x", "x"),), graph=nested(depth - 1)), output="n.out")
+
+    def count(depth: int) -> int:
+        calls = []
+        verify(nested(depth), lambda name: calls.append(name) or TABLE[name])
+        return len(calls)
+
+    assert count(40) == count(1) > 0
+    deep = graph(node("a", a="x", b="x"))
+    for _ in range(3):
+        deep = graph(Node("n", (("x", "x"),), graph=deep), output="n.out")
+    with pytest.raises(GraphError, match=r"node 'n\.n\.n\.a', port 'b': the stage has no such input"):
+        verify(deep, LOOKUP)
 
 
 def test_symbols_of_a_signature_are_local():
