@@ -21,10 +21,10 @@ def _dependencies(graph: Graph) -> nx.DiGraph[str]:
     return edges
 
 
-def topological(graph: Graph) -> tuple[Node, ...]:
+def topological(graph: Graph, path: str = "") -> tuple[Node, ...]:
     """Nodes so that producers come before consumers; among equals, in order of declaration.
 
-    Raises GraphError (rule ``cycle``) that spells the cycle out.
+    Raises GraphError (rule ``cycle``) that spells the cycle out, nodes named from ``path`` on.
     """
     place = {node.name: i for i, node in enumerate(graph.nodes)}
     edges = _dependencies(graph)
@@ -32,8 +32,11 @@ def topological(graph: Graph) -> tuple[Node, ...]:
         order = list(nx.lexicographical_topological_sort(edges, key=place.__getitem__))
     except nx.NetworkXUnfeasible:
         ring = [a for a, _ in nx.find_cycle(edges)]
+        shown = " -> ".join(path + name for name in [*ring, ring[0]])
+        closing = graph.nodes[place[ring[0]]]
+        port = next(port for port, ref in closing.inputs if ref.partition(".")[0] == ring[-1] and "." in ref)
         raise GraphError(
-            f"graph {graph.name!r}: nodes feed each other in a cycle: {' -> '.join([*ring, ring[0]])};"
+            f"node {path + ring[0]!r}, port {port!r}: nodes feed each other in a cycle: {shown};"
             " a value of the step before comes in through state",
             rule="cycle",
         ) from None

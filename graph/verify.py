@@ -191,7 +191,7 @@ def _references(s: Scope) -> Messages:
 
 def _acyclic(s: Scope) -> Messages:
     try:
-        topological(s.graph)
+        topological(s.graph, s.path)
     except GraphError as error:
         yield str(error)
 

@@ -114,7 +114,16 @@ CASES: list[tuple[str, Graph, str]] = [
     ),
     ("references", graph(node("a", a="x"), output="a.z"), "output 'out': 'a.z': node 'a' has no output 'z'"),
     ("references", graph(node("a", a="x"), state=(("x", "b.y"),)), "state 'x': 'b.y': there is no node 'b'"),
-    ("cycle", graph(node("a", a="b.y"), node("b", a="a.y")), "nodes feed each other in a cycle: a -> b -> a"),
+    (
+        "cycle",
+        graph(node("a", a="b.y"), node("b", a="a.y")),
+        "node 'a', port 'a': nodes feed each other in a cycle: a -> b -> a;",
+    ),
+    (
+        "nested",
+        graph(Node("n", (("x", "x"),), graph=graph(node("a", a="b.y"), node("b", a="a.y"))), output="n.out"),
+        "node 'n.a', port 'a': nodes feed each other in a cycle: n.a -> n.b -> n.a;",
+    ),
     ("types", graph(node("a", "wide", a="x")), "node 'a', port 'a': wants [R, C], x is [N]: another number of dim"),
     ("types", graph(node("a", "floats", a="x")), "node 'a', port 'a': wants dtype float32, x is int64"),
     (
