@@ -20,6 +20,7 @@ from draftline.compiler.passes.buffers import PlaceBuffers
 from draftline.compiler.passes.chunk import CutChunks
 from draftline.compiler.passes.fuse import Fuse
 from draftline.compiler.passes.layout import ChooseLayout
+from draftline.compiler.passes.overlap import Overlap
 from draftline.compiler.passes.place import Place
 from draftline.compiler.passes.schedule import Schedule
 from draftline.compiler.passes.unroll import Unroll
@@ -30,10 +31,17 @@ from draftline.graph.core import Graph, canonical
 Dump = Callable[[str, IR], None]
 """Called with a pass's name and what it returned."""
 
-PASSES = ("bind", "unroll", "layout", "chunk", "place", "fuse", "buffers", "schedule")
+PASSES = ("bind", "unroll", "layout", "chunk", "place", "overlap", "fuse", "buffers", "schedule")
 """Names of the passes, in order: what ``--dump-ir=PASS`` may name."""
 
-DEADLINES = (Deadline("READ", 30.0), Deadline("RUN", 60.0), Deadline("WRITE", 30.0))
+QUICK = 30.0
+"""Seconds for an instruction that only copies or sends."""
+
+
+def deadlines(stage_timeout: float) -> tuple[Deadline, ...]:
+    """Return the deadlines of a plan. Who waits for another worker is given as long as two of its stages."""
+    quick = tuple(Deadline(op, min(QUICK, stage_timeout)) for op in ("READ", "POLL", "SIGNAL", "WRITE"))
+    return (*quick, Deadline("RUN", stage_timeout), Deadline("WAIT", 2 * stage_timeout))
 
 
 def passes(lookup: Lookup) -> tuple[Pass, ...]:
@@ -44,6 +52,7 @@ def passes(lookup: Lookup) -> tuple[Pass, ...]:
         ChooseLayout(),
         CutChunks(),
         Place(),
+        Overlap(),
         Fuse(),
         PlaceBuffers(),
         Schedule(),
@@ -64,6 +73,8 @@ def compile_graph(
     model_dims: Mapping[str, int],
     lookup: Lookup,
     device: str = "cpu:0",
+    overlap: bool = False,
+    stage_timeout: float = 60.0,
     costs: CostTable = DEFAULT_COSTS,
     dump: Dump | None = None,
 ) -> Plan:
@@ -72,7 +83,8 @@ def compile_graph(
     ``tile``: rows of a verify call (T). ``max_num_seqs``: slots (N). ``max_model_len`` (L) and ``page_size``
     in tokens, G = ceil(L / page_size). ``prefill_tile``: rows of a prefill call (P). ``max_depth``: the
     largest K of the deployment, M = max_depth + 1. ``dtype``: fp32 or bf16. ``model_dims``: the model's own
-    symbols (H, D). ``lookup``: stage name to stage class. ``dump`` sees the IR after each pass.
+    symbols (H, D). ``overlap`` and ``stage_timeout`` as in ``Deployment``. ``lookup``: stage name to stage
+    class. ``dump`` sees the IR after each pass.
 
     Raises GraphError for a graph that breaks a rule, PlanError for one that cannot be compiled as asked.
     """
@@ -87,6 +99,8 @@ def compile_graph(
         dtype=dtype,
         model_dims=model_dims,
         device=device,
+        overlap=overlap,
+        stage_timeout=stage_timeout,
     )
     return compile_deployment(graph, deployment, lookup, costs, dump)
 
@@ -133,7 +147,8 @@ def finish(ir: IR, key: str) -> Plan:
         cost_table=ir.costs.entries,
         acceptance=ir.costs.acceptance,
         versions=tuple(sorted(versions().items())),
-        deadlines=DEADLINES,
+        deadlines=deadlines(ir.deployment.stage_timeout),
+        edges=ir.edges,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from draftline.compiler.costs import CostTable
 from draftline.compiler.plan import (
     BufferSpec,
+    Edge,
     Kind,
     LayoutChoice,
     Scalar,
@@ -58,6 +59,10 @@ class Deployment:
     dtype: str
     model_dims: tuple[tuple[str, int], ...]
     device: str = "cpu:0"
+    overlap: bool = False
+    """Whether verification of the first chunk may start before the last draft is there (pass ``overlap``)."""
+    stage_timeout: float = 60.0
+    """Seconds that one RUN may take before its worker counts as hung."""
 
     @classmethod
     def of(cls, *, model_dims: Mapping[str, int], **numbers: Any) -> Deployment:
@@ -106,12 +111,22 @@ class Op:
     width: int = 0
     per_wave: bool = False
     device: str = ""
+    gate: str = ""
+    """A bool [N] value; the operation is skipped if none of it is true."""
+    poll: bool = False
+    """No stage: gives the value of port ``there`` if its writer, on another device, is done by now, else that of
+    ``before``, else true everywhere."""
 
     def input(self, port: str) -> View | None:
         return dict(self.inputs).get(port)
 
+    def views(self) -> tuple[View, ...]:
+        """Everything that the operation looks at, its condition too."""
+        seen = tuple(view for _, view in self.inputs if view is not None)
+        return (*seen, View(self.gate)) if self.gate else seen
+
     def reads(self) -> tuple[str, ...]:
-        return tuple(view.buffer for _, view in self.inputs if view is not None)
+        return tuple(view.buffer for view in self.views())
 
     def writes(self) -> tuple[str, ...]:
         return tuple(view.buffer for _, view in self.outputs)
@@ -167,6 +182,7 @@ class IR:
     arena_nbytes: int = 0
     metadata: tuple[int, int] = (0, 0)
     workers: tuple[WorkerProgram, ...] = ()
+    edges: tuple[Edge, ...] = ()
 
     @property
     def ops(self) -> tuple[Op, ...]:

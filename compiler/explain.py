@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from draftline.compiler.compile import PASSES, Dump
 from draftline.compiler.core import IR, Op, show
 from draftline.compiler.pictures import FORMATS, emit
-from draftline.compiler.plan import Instruction, Plan, StageRun, View
+from draftline.compiler.plan import Copy, Instruction, Plan, StageRun, View
 from draftline.graph.errors import UsageError, nearest
 
 __all__ = ["FORMATS", "dump_text", "dumper", "emit", "explain", "instruction_text", "view_text"]
@@ -31,7 +31,8 @@ def dump_text(after: str, ir: IR) -> str:
         if isinstance(item, Op):
             wrote = ", ".join(f"{port}={view_text(view)}" for port, view in item.outputs)
             where = f" @ {item.device}" if item.device else ""
-            lines.append(f"op {item.name}: {item.stage}({read}) -> {wrote}{where}")
+            where += f" if any of {item.gate}" if item.gate else ""
+            lines.append(f"op {item.name}: {'poll' if item.poll else item.stage}({read}) -> {wrote}{where}")
         else:
             lines.append(f"loop {item.name}: for each chunk ({read}) -> {', '.join(v for _, v in item.results)}")
     lines += [f"output {name} = {view_text(view)}" for name, view in ir.outputs]
@@ -75,11 +76,19 @@ def view_text(view: View | None) -> str:
 def instruction_text(instruction: Instruction) -> str:
     """Return one instruction on one line."""
     parts = [instruction.segment] if instruction.segment else list(instruction.buffers)
-    parts += [f"{copy.target} := {view_text(copy.source)}" for copy in instruction.copies]
+    if instruction.edge >= 0:
+        parts = [f"edge {instruction.edge}"]
+    parts += [_copy(copy) for copy in instruction.copies]
     text = f"{instruction.op.ljust(5)} {', '.join(parts)}"
+    if instruction.otherwise:
+        text += f" else {', '.join(_copy(copy) for copy in instruction.otherwise)}"
     if instruction.when is not None:
         text += f" wave {instruction.wave} if live({instruction.when.buffer}) > {instruction.when.n}"
     return text
+
+
+def _copy(copy: Copy) -> str:
+    return f"{copy.target} := {'all true' if copy.source is None else view_text(copy.source)}"
 
 
 def _head(plan: Plan) -> list[str]:
@@ -129,6 +138,9 @@ def _workers(plan: Plan) -> list[str]:
     for worker in plan.workers:
         lines.append(f"  worker {worker.device}")
         lines += [f"    {instruction_text(instruction)}" for instruction in worker.instructions]
+    lines += [f"  edge {n}: {edge.source} tells {edge.target}" for n, edge in enumerate(plan.edges)]
+    if plan.edges:
+        lines.append(f"  hops of a step: {plan.hops} (the driver starts {plan.entry}, hears from {plan.exit})")
     deadlines = ", ".join(f"{deadline.op} {deadline.seconds:g} s" for deadline in plan.deadlines)
     return [*lines, f"  deadlines: {deadlines}"]
 

@@ -45,8 +45,9 @@ def _edges(plan: Plan) -> list[tuple[str, str, str]]:
         read(f"output {name}", view)
     for worker in plan.workers:
         for instruction in worker.instructions:
-            for copy in instruction.copies:
-                read(f"next {copy.target}", copy.source)
+            for copy in instruction.copies if instruction.op == "WRITE" else ():
+                if copy.source is not None:
+                    read(f"next {copy.target}", copy.source)
     return list(dict.fromkeys(edges))
 
 

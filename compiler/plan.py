@@ -21,10 +21,44 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
+from draftline.compiler.program import (
+    Copy,
+    Deadline,
+    Edge,
+    Instruction,
+    LiveAbove,
+    Operation,
+    View,
+    WorkerProgram,
+)
 from draftline.graph.errors import PlanError, UncoveredShapeError
 from draftline.stages.core import Call, Layout
 
-FORMAT = 1
+__all__ = [
+    "FORMAT",
+    "BufferSpec",
+    "Chunk",
+    "Copy",
+    "CostEntry",
+    "Deadline",
+    "Edge",
+    "Instruction",
+    "Kind",
+    "LayoutChoice",
+    "LiveAbove",
+    "Operation",
+    "Plan",
+    "Rejected",
+    "Rival",
+    "Scalar",
+    "Segment",
+    "StageRun",
+    "View",
+    "WorkerProgram",
+    "arena_for",
+]
+
+FORMAT = 2
 """Version of the JSON form; a file of another version is not read."""
 
 Scalar = TypeAliasType("Scalar", "str | int | float | bool | tuple[Scalar, ...] | None")
@@ -46,20 +80,6 @@ class BufferSpec:
     offset: int
     nbytes: int
     kind: Kind
-
-
-@dataclass(frozen=True)
-class View:
-    """A buffer, or its slice ``[start, start + length)`` along ``axis``; ``axis`` None is the whole buffer.
-
-    ``squeeze`` (only with length 1) drops the axis: iteration i of a collected [N, K] is a [N] column.
-    """
-
-    buffer: str
-    axis: int | None = None
-    start: int = 0
-    length: int = 0
-    squeeze: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,44 +117,6 @@ class Segment:
     backend: str
     runs: tuple[StageRun, ...]
     per_wave: bool = False
-
-
-@dataclass(frozen=True)
-class LiveAbove:
-    """True if more than ``n`` elements of the bool buffer are true when the instruction is reached."""
-
-    buffer: str
-    n: int
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Copy ``source`` over the whole buffer ``target``: a state's value for the next step."""
-
-    source: View
-    target: str
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """READ: the driver's ``buffers`` are in the arena before the next instruction. RUN: run ``segment`` (as
-    wave ``wave``). WRITE: do ``copies`` in order, then ``buffers`` are the driver's to read. ``when`` None
-    means always; a RUN whose condition is false is skipped without any effect."""
-
-    op: Literal["READ", "RUN", "WRITE"]
-    segment: str = ""
-    wave: int = 0
-    when: LiveAbove | None = None
-    buffers: tuple[str, ...] = ()
-    copies: tuple[Copy, ...] = ()
-
-
-@dataclass(frozen=True)
-class WorkerProgram:
-    """What the worker that owns ``device`` does in a step, in order."""
-
-    device: str
-    instructions: tuple[Instruction, ...]
 
 
 @dataclass(frozen=True)
@@ -189,14 +171,6 @@ class CostEntry:
 
 
 @dataclass(frozen=True)
-class Deadline:
-    """The longest that a worker may take for one instruction of this kind, in seconds."""
-
-    op: Literal["READ", "RUN", "WRITE"]
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """The frozen result of compiling one graph for one K. See the module's docstring."""
 
@@ -225,7 +199,30 @@ class Plan:
     """Probability that the target accepts a draft, as the cost model assumed it."""
     versions: tuple[tuple[str, str], ...]
     deadlines: tuple[Deadline, ...] = ()
+    edges: tuple[Edge, ...] = ()
     format: int = field(default=FORMAT)
+
+    @property
+    def hops(self) -> int:
+        """Messages of a step when every device has a process: one from the driver, one to it, and every edge."""
+        return 2 + len(self.edges)
+
+    @property
+    def entry(self) -> str:
+        """The device whose worker the driver starts."""
+        return next(w.device for w in self.workers if not w.instructions or w.instructions[0].op != "WAIT")
+
+    @property
+    def exit(self) -> str:
+        """The device whose worker tells the driver that the step is done."""
+        return self.segments[-1].device
+
+    def deadline(self, op: Operation) -> float:
+        """Return the seconds that an instruction of this kind may take. Raises PlanError if none is set."""
+        for deadline in self.deadlines:
+            if deadline.op == op:
+                return deadline.seconds
+        raise PlanError(f"plan {self.name!r} sets no deadline for {op}")
 
     def buffer(self, name: str) -> BufferSpec:
         """Return the buffer of that name. Raises PlanError."""

@@ -1,6 +1,7 @@
-"""Rules on layout, segments, memory and instructions: what makes a finished plan safe to run.
+"""Rules on layout, segments, memory and conditions: what makes a finished plan safe to run.
 
-Knows: chunks, waves, offsets, lifetimes, conditions. Does not know: shapes of stages (``rules_values.py``).
+Knows: chunks, waves, offsets, lifetimes, conditions. Does not know: shapes of stages (``rules_values.py``), the order
+of instructions (``rules_schedule.py``).
 Each function yields one message for each violation and nothing for a valid or an unfinished IR.
 """
 
@@ -52,7 +53,7 @@ def segments_complete(ir: IR) -> Iterator[str]:
     """Segments hold every operation once, in order, each segment on one device and under one condition."""
     if not ir.segments:
         return
-    ops = {op.name: op for op in ir.ops}
+    ops = {op.name: op for op in ir.ops if not op.poll}
     held = [name for segment in ir.segments for name in segment.ops]
     if held != list(ops):
         yield f"segments hold {held}, the operations are {list(ops)}"
@@ -155,27 +156,3 @@ def conditions_bool(ir: IR) -> Iterator[str]:
             yield f"{instruction.segment} counts live slots in {instruction.when.buffer!r}, which is {found}"
         elif instruction.when.n < 0:
             yield f"{instruction.segment} waits for more than {instruction.when.n} live slots"
-
-
-def instructions_ordered(ir: IR) -> Iterator[str]:
-    """A worker reads first and writes last, and names only buffers that exist."""
-    known = {spec.name for spec in ir.buffers}
-    for worker in ir.workers:
-        ops = [instruction.op for instruction in worker.instructions]
-        if ops[:1] != ["READ"] or ops[-1:] != ["WRITE"] or set(ops[1:-1]) - {"RUN"}:
-            yield f"{worker.device} does {' '.join(ops)}"
-        named = [name for i in worker.instructions for name in i.buffers]
-        named += [name for i in worker.instructions for c in i.copies for name in (c.source.buffer, c.target)]
-        yield from (f"{worker.device} names the unknown buffer {name!r}" for name in named if name not in known)
-
-
-def states_written(ir: IR) -> Iterator[str]:
-    """Every state gets its next value once, from a source that no earlier copy has overwritten."""
-    copies = [c for worker in ir.workers for i in worker.instructions for c in i.copies]
-    if ir.workers and sorted(c.target for c in copies) != sorted(name for name, _ in ir.state):
-        yield f"copies go to {[c.target for c in copies]}, the states are {[name for name, _ in ir.state]}"
-    done: set[str] = set()
-    for copy in copies:
-        if copy.source.buffer in done:
-            yield f"state {copy.target!r} is copied from {copy.source.buffer!r}, which is overwritten by then"
-        done.add(copy.target)

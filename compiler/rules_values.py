@@ -87,10 +87,14 @@ def shapes_agree(ir: IR) -> Iterator[str]:
     """Every operation's views have the shapes and dtypes of its stage's signature."""
     values, dims = {value.name: value for value in ir.values}, dict(ir.dims)
     for op in ir.ops:
+        if op.poll:
+            yield from _poll_agrees(op, values)
+            continue
         signature = ir.stage(op.node).signature
+        part = {"W": op.width} if signature.shift and op.width else {}
         try:
             inputs = {port: None if view is None else shape_of(view, values) for port, view in op.inputs}
-            wanted = resolve_signature(signature, inputs, dims, op.name)
+            wanted = resolve_signature(signature, inputs, {**dims, **part}, op.name)
             found = {port: shape_of(view, values) for port, view in op.outputs}
         except PlanError as error:
             yield str(error)
@@ -105,6 +109,14 @@ def shapes_agree(ir: IR) -> Iterator[str]:
                 if view is None or wanted_dtype in ("model", values[view.buffer].dtype):
                     continue
                 yield f"{op.name}.{name} is {values[view.buffer].dtype}, its stage wants {wanted_dtype}"
+
+
+def _poll_agrees(op: Op, values: dict[str, Value]) -> Iterator[str]:
+    """A poll gives on what it takes: bool, and of one shape."""
+    shapes = {port: shape_of(view, values) for port, view in (*op.inputs, *op.outputs) if view is not None}
+    dtypes = {values[view.buffer].dtype for view in (*op.views(), *(v for _, v in op.outputs))}
+    if len(set(shapes.values())) > 1 or dtypes != {"bool"}:
+        yield f"{op.name} takes and gives {shapes} of {', '.join(sorted(dtypes))}: want bool of one shape"
 
 
 def state_stable(ir: IR) -> Iterator[str]:

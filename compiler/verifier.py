@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from draftline.compiler import rules_plan, rules_values
+from draftline.compiler import rules_plan, rules_schedule, rules_values
 from draftline.compiler.core import IR
 from draftline.graph.errors import PlanError
 
@@ -44,8 +44,10 @@ RULES: tuple[Rule, ...] = (
     Rule("SegmentsExist", rules_plan.segments_exist),
     Rule("WavesScheduled", rules_plan.waves_scheduled),
     Rule("ConditionsBool", rules_plan.conditions_bool),
-    Rule("InstructionsOrdered", rules_plan.instructions_ordered),
-    Rule("StatesWritten", rules_plan.states_written),
+    Rule("InstructionsOrdered", rules_schedule.instructions_ordered),
+    Rule("StatesWritten", rules_schedule.states_written),
+    Rule("EdgesMatched", rules_schedule.edges_matched),
+    Rule("HappensBefore", rules_schedule.happens_before),
 )
 
 

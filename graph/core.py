@@ -48,6 +48,17 @@ class Signature:
     options: tuple[tuple[str, Any], ...] = ()
     """Option names with their defaults; a default of ``...`` means that the option is required."""
     per_wave: bool = False
+    uses: tuple[str, ...] = ()
+    """Models whose caches the stage reads or writes: ``target``, ``drafter``. All stages that use one model stand on
+    one device, and a worker process loads only what its stages use."""
+    shift: tuple[tuple[str, int], ...] = ()
+    """(input port, n) pairs of a stage that builds the window: column j of its [N, W] outputs needs columns up to
+    j - n of that input and nothing later, so the compiler may run it for a part of the window at a time."""
+    ahead: tuple[tuple[str, int], ...] = ()
+    """(input port, n) pairs of a stage in a chunk loop: of that whole [N, W] input it reads columns up to n past the
+    chunk's end and nothing later."""
+    cancel: str = ""
+    """Optional bool [N] input of a drafter: a slot that is false in it need not be drafted for."""
 
     def input(self, name: str) -> Port | None:
         return next((p for p in self.inputs if p.name == name), None)

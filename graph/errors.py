@@ -10,7 +10,13 @@
     │   └── WeightsError      a tensor is missing, extra, mis-shaped, truncated or corrupt
     ├── RequestError          a prompt or a request option that cannot be served
     ├── CapacityError         more requests or pages than were reserved at start-up
-    └── UsageError            command-line flags that contradict each other or are out of range
+    ├── UsageError            command-line flags that contradict each other or are out of range
+    ├── StageError            a stage raised while it ran
+    ├── WorkerError           a worker process cannot go on
+    │   ├── WorkerStartError      it was not ready in time, or ended before it was
+    │   ├── WorkerLostError       it died, or the workers died too often
+    │   └── WorkerLateError       it did not answer before a deadline
+    └── TransportError        an endpoint, a key file or a frame that is refused
 
 Knows: names and messages. Does not know: anything that raises them.
 """
@@ -71,6 +77,30 @@ class CapacityError(DraftlineError):
 
 class UsageError(DraftlineError):
     """Command-line flags contradict each other or are out of range."""
+
+
+class StageError(DraftlineError):
+    """A stage raised while it ran; the message names stage, step and what it raised."""
+
+
+class WorkerError(DraftlineError):
+    """A worker process cannot go on."""
+
+
+class WorkerStartError(WorkerError):
+    """A worker was not ready in time, or ended before it was."""
+
+
+class WorkerLostError(WorkerError):
+    """A worker died, or the workers of a group died too often."""
+
+
+class WorkerLateError(WorkerError):
+    """A worker did not answer before a deadline; the message says who, at what, since when."""
+
+
+class TransportError(DraftlineError):
+    """An endpoint, a key file or a frame is refused."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

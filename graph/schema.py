@@ -45,6 +45,7 @@ DimText = Annotated[
 DtypeName = Literal["int64", "int32", "bool", "float32", "bfloat16", "float16", "model"]
 Option = Annotated[Any, BeforeValidator(_option), WithJsonSchema({**_ITEM, "items": _ITEM})]
 Positive = Annotated[StrictInt, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, lt=1e6, strict=True)]
 
 
 class _Strict(BaseModel):
@@ -109,6 +110,13 @@ class SettingsModel(_Strict):
     prefill_tile: Positive | None = None
     page_size: Positive | None = None
     max_new_tokens: Positive | None = None
+    runtime: Literal["inline", "zmq"] | None = None
+    replicas: Positive | None = None
+    overlap: StrictBool | None = None
+    max_waiting: Annotated[StrictInt, Field(ge=0)] | None = None
+    max_restarts: Annotated[StrictInt, Field(ge=0)] | None = None
+    stage_timeout: Seconds | None = None
+    start_timeout: Seconds | None = None
 
 
 class GraphModel(NestedModel):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from . import placement
 from .core import Graph, Node, Port, Signature
 from .errors import GraphError, nearest
 from .loops import loop_problems
@@ -232,10 +233,15 @@ def _dead(s: Scope) -> Messages:
 
 
 def _placed(s: Scope) -> Messages:
-    names = [n.name for n in s.graph.nodes]
+    known = list(placement.paths(s.graph))
+    meant: dict[str, str] = {}
     for name, _ in s.graph.placement:
-        if name.partition(".")[0] not in names:
-            yield f"graph {s.path + s.graph.name!r}, placement: there is no node {name!r}{nearest(name, names)}"
+        path, wrong = placement.find(name, known)
+        if path in meant and path:
+            wrong = f"{meant[path]!r} and {name!r} are the same node"
+        meant[path] = name
+        if wrong:
+            yield f"graph {s.path + s.graph.name!r}, placement: {wrong}"
 
 
 @dataclass(frozen=True)

@@ -1,54 +1,68 @@
-"""The arena: one block of bytes in which every buffer of a plan lies at a fixed offset.
+"""The arena: one block of bytes in which every buffer of every plan of a deployment lies at a fixed offset.
 
-Knows: offsets, views, states that several plans share. Does not know: stages, order.
+Knows: offsets, views, states that several plans share. Does not know: stages, order, who else sees the bytes.
+
+States come first, by name; then one block that all plans share, because only one of them runs at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from draftline.compiler.passes.buffers import aligned
 from draftline.compiler.plan import BufferSpec, Plan, View
 from draftline.graph.errors import PlanError
 
 
-class StateStore:
-    """Tensors that outlive a step, by name. Plans that name the same state share it, prefill and decode alike."""
+@dataclass(frozen=True)
+class ArenaLayout:
+    """Where the states are, and where the plans' common block begins; all in bytes."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._tensors: dict[str, Tensor] = {}
+    states: tuple[BufferSpec, ...]
+    block: int
+    nbytes: int
 
-    def get(self, spec: BufferSpec) -> Tensor:
-        """The state of that name, zero when first asked for. Raises PlanError if two plans disagree on it."""
-        held = self._tensors.get(spec.name)
+
+def arena_layout(plans: Sequence[Plan]) -> ArenaLayout:
+    """The layout of one arena in which all ``plans`` run in turn. A state is known by its name: what one plan leaves
+    in it, the next finds. Raises PlanError if two plans disagree on a state's shape or dtype."""
+    states: dict[str, BufferSpec] = {}
+    end = 0
+    for spec in sorted((s for p in plans for s in p.buffers if s.kind == "state"), key=lambda s: s.name):
+        held = states.get(spec.name)
         if held is None:
-            held = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
-            self._tensors[spec.name] = held
-        if tuple(held.shape) != spec.shape or held.dtype != getattr(torch, spec.dtype):
+            states[spec.name] = replace(spec, offset=end)
+            end += aligned(spec.nbytes)
+        elif (held.shape, held.dtype) != (spec.shape, spec.dtype):
             raise PlanError(
                 f"state {spec.name!r}: one plan has {list(held.shape)} {held.dtype},"
                 f" another {list(spec.shape)} {spec.dtype}"
             )
-        return held
+    return ArenaLayout(tuple(states.values()), end, end + max((p.arena_nbytes for p in plans), default=0))
 
 
-def buffer_tensor(block: Tensor, spec: BufferSpec) -> Tensor:
-    """The buffer as a typed view of block [bytes] uint8."""
-    part = block[spec.offset : spec.offset + spec.nbytes]
+def buffer_tensor(memory: Tensor, spec: BufferSpec) -> Tensor:
+    """The buffer as a typed view of memory [bytes] uint8."""
+    part = memory[spec.offset : spec.offset + spec.nbytes]
     return part.view(getattr(torch, spec.dtype)).view(spec.shape)
 
 
 class Arena:
-    """The tensors of one plan's buffers, over a block that other plans may use between steps."""
+    """The tensors of one plan's buffers in ``memory`` [bytes] uint8, laid out by ``layout``."""
 
-    def __init__(self, plan: Plan, block: Tensor, states: StateStore) -> None:
-        if block.numel() < plan.arena_nbytes:
-            raise PlanError(f"plan {plan.name!r} needs an arena of {plan.arena_nbytes} bytes, got {block.numel()}")
+    def __init__(self, plan: Plan, memory: Tensor, layout: ArenaLayout) -> None:
+        if memory.numel() < layout.block + plan.arena_nbytes:
+            need = layout.block + plan.arena_nbytes
+            raise PlanError(f"plan {plan.name!r} needs an arena of {need} bytes, got {memory.numel()}")
+        block = memory[layout.block :]
+        states = {spec.name: buffer_tensor(memory, spec) for spec in layout.states}
         self._tensors: Mapping[str, Tensor] = {
-            spec.name: states.get(spec) if spec.kind == "state" else buffer_tensor(block, spec) for spec in plan.buffers
+            spec.name: states[spec.name] if spec.kind == "state" else buffer_tensor(block, spec)
+            for spec in plan.buffers
         }
         start, size = plan.metadata
         self.metadata = block[start : start + size]
@@ -64,3 +78,13 @@ class Arena:
             return tensor
         tensor = tensor.narrow(view.axis, view.start, view.length)
         return tensor.squeeze(view.axis) if view.squeeze else tensor
+
+
+def metadata_arrays(plan: Plan, metadata: Tensor) -> dict[str, object]:
+    """Input name → numpy view of ``metadata`` [bytes] uint8, for every int64 input of the plan."""
+    start, size = plan.metadata
+    return {
+        spec.name: buffer_tensor(metadata, replace(spec, offset=spec.offset - start)).numpy()
+        for spec in plan.buffers
+        if spec.kind == "input" and start <= spec.offset < start + size
+    }

@@ -1,6 +1,7 @@
 """``pipeline-run``: a graph, a model and prompts in; text, JSON lines or a plan out.
 
-Knows: flags and exit codes (0 done, 2 bad input, 130 interrupted). Does not know: how anything is computed.
+Knows: flags and exit codes (0 done, 1 a request or the workers failed, 2 bad input, 130 interrupted). Does not know:
+how anything is computed.
 Text and JSON go to stdout, everything else to stderr.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
@@ -22,13 +24,14 @@ from draftline.compiler.compile import PASSES
 from draftline.compiler.explain import dumper, explain
 from draftline.compiler.pictures import emit
 from draftline.graph import pictures
-from draftline.graph.errors import DraftlineError, RequestError, UsageError, nearest
+from draftline.graph.errors import DraftlineError, RequestError, UsageError, WorkerError, nearest
 from draftline.graph.yaml import json_schema, load_graph
 
 from . import prompts, speculation
-from .pipeline import Pipeline, Prepared, prepare
+from .pipeline import Pipeline, Prepared, RunOptions, prepare
 from .progress import Progress
 from .report import json_line, summary
+from .settings import RUNTIMES
 
 PROG = "pipeline-run"
 
@@ -60,7 +63,17 @@ def parser() -> argparse.ArgumentParser:
     ):
         p.add_argument(flag, metavar="N", help=meaning)
     p.add_argument("--dtype", choices=["fp32", "bf16"])
-    p.add_argument("--runtime", choices=["inline"], default="inline")
+    p.add_argument("--runtime", choices=list(RUNTIMES), help="inline: this process; zmq: a process per device")
+    p.add_argument("--replicas", metavar="N", help="groups of workers, each with caches of its own")
+    p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=None, help="verify while drafting")
+    p.add_argument("--stage-timeout", metavar="SECONDS", help="a stage that runs longer counts as hung")
+    p.add_argument("--start-timeout", metavar="SECONDS", help="until all workers are ready")
+    p.add_argument("--max-restarts", metavar="N", help="times in a row that dead workers are started anew")
+    p.add_argument("--transport", default="ipc", metavar="T", help="ipc, or tcp://HOST with --curve-keys")
+    p.add_argument("--curve-keys", type=Path, metavar="FILE", help="CURVE secret key file for tcp")
+    p.add_argument("--trace", type=Path, metavar="OUT.json", help="write a trace for Perfetto or chrome://tracing")
+    p.add_argument("--metrics-port", metavar="PORT", help="serve Prometheus metrics on 127.0.0.1")
+    p.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")
     p.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
     p.add_argument("--stream", action="store_true", help="print text as it comes")
     p.add_argument("--json", action="store_true", help="one JSON object per prompt on stdout, nothing else")
@@ -78,10 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     try:
         args = parser().parse_args(argv)
+        logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", force=True)
         return run(args)
     except DraftlineError as error:
         _say(f"{PROG}: error: {error}")
-        return 2
+        return 1 if isinstance(error, WorkerError) else 2
     except KeyboardInterrupt:
         _say(f"{PROG}: interrupted")
         return 130
@@ -126,7 +140,11 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
             f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
     wishes: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "num_speculative_tokens": k}
-    for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "tile"):
+    wishes |= {"runtime": args.runtime, "overlap": args.overlap}
+    wishes["max_restarts"] = None if args.max_restarts is None else _number("--max-restarts", args.max_restarts, 0)
+    for name in ("stage_timeout", "start_timeout"):
+        wishes[name] = _seconds("--" + name.replace("_", "-"), getattr(args, name))
+    for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "tile", "replicas"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name))
     if wishes["max_num_seqs"] is None and num_prompts:
         settings = dict(graph.settings)
@@ -136,11 +154,20 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
 
 
 def _integer(flag: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.strip().isdigit() or int(text) < 1:
-        raise UsageError(f"{flag} is {text!r}; an integer of 1 or more is wanted")
+    return None if text is None else _number(flag, text, 1)
+
+
+def _number(flag: str, text: str, least: int) -> int:
+    if not text.strip().isdigit() or int(text) < least:
+        raise UsageError(f"{flag} is {text!r}; an integer of {least} or more is wanted")
     return int(text)
+
+
+def _seconds(flag: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise UsageError(f"{flag} is {text!r}; a number of seconds is wanted") from None
 
 
 def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
@@ -159,7 +186,15 @@ def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
 
 
 def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[prompts.Prompt]) -> int:
-    pipeline = Pipeline(prepared)
+    port = None if args.metrics_port is None else _number("--metrics-port", args.metrics_port, 0)
+    options = RunOptions(args.trace, port, args.transport, args.curve_keys)
+    with Pipeline(prepared, options) as pipeline:
+        if pipeline.observers.metrics is not None:
+            _say(f"{PROG}: metrics on http://127.0.0.1:{pipeline.observers.metrics.port}/metrics")
+        return _decode(args, pipeline, wanted)
+
+
+def _decode(args: argparse.Namespace, pipeline: Pipeline, wanted: Sequence[prompts.Prompt]) -> int:
     requests = [
         pipeline.request(
             p.text, p.max_new_tokens, num_speculative_tokens=p.num_speculative_tokens, ignore_eos=args.ignore_eos
@@ -168,7 +203,7 @@ def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[pro
     ]
     began = time.perf_counter()
     with Progress(pipeline.text, [p.text for p in wanted], stream=args.stream, quiet=args.json) as progress:
-        outputs = pipeline.engine.generate(requests, progress.listen)
+        outputs = pipeline.run(requests, progress.listen)
     for prompt, output in zip(wanted, outputs, strict=True):
         text = pipeline.text.decode(output.token_ids)
         if args.json:
@@ -178,9 +213,13 @@ def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[pro
     if not args.json:
         if not args.explain and pipeline.engine.cache_report is not None:
             _say(f"{PROG}: {pipeline.engine.cache_report}")
-        runtime = pipeline.engine.runtime
-        summary(outputs, time.perf_counter() - began, runtime.totals.waves, runtime.captures, sys.stderr)
-    return 0
+        runtimes = [engine.runtime for engine in pipeline.engines]
+        waves, captures = sum(r.totals.waves for r in runtimes), sum(r.captures for r in runtimes)
+        summary(outputs, time.perf_counter() - began, waves, captures, sys.stderr)
+    failed = [(prompt, output) for prompt, output in zip(wanted, outputs, strict=True) if output.error is not None]
+    for prompt, output in failed:
+        _say(f"{PROG}: error: {prompt.where}: {output.error}")
+    return 1 if failed else 0
 
 
 def _say(message: str) -> None:

@@ -5,7 +5,7 @@ Knows: every number that is fixed at start-up. Does not know: requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Sizes:
     prefill_tile: int
     page_size: int
     dtype: str
+    overlap: bool = False
+    stage_timeout: float = 60.0
 
     @property
     def k_max(self) -> int:
@@ -55,7 +57,7 @@ class Sizes:
             max_len=self.max_model_len,
             page_size=self.page_size,
             num_pages=self.max_num_seqs * self.pages_per_slot,
-            in_flight=max(self.prefill_tile, self.k_max + 1),
+            in_flight=max(self.prefill_tile, self.tile, self.k_max + 1),
         )
 
 
@@ -110,8 +112,11 @@ class Compiler:
     lookup: Lookup = builtin_lookup
     cache: Path | None = None
 
-    def plan(self, graph: Graph, k: int, dump: Dump | None = None) -> tuple[Plan, CacheReport | None]:
-        """The plan of ``graph`` for depth ``k``. Raises GraphError and PlanError."""
+    def plan(
+        self, graph: Graph, k: int, dump: Dump | None = None, rows: int | None = None
+    ) -> tuple[Plan, CacheReport | None]:
+        """The plan of ``graph`` for depth ``k``; ``rows`` in place of the prefill tile. Raises GraphError and
+        PlanError."""
         s = self.sizes
         numbers: dict[str, Any] = {
             "num_speculative_tokens": k,
@@ -119,7 +124,9 @@ class Compiler:
             "max_num_seqs": s.max_num_seqs,
             "max_model_len": s.max_model_len,
             "page_size": s.page_size,
-            "prefill_tile": s.prefill_tile,
+            "prefill_tile": s.prefill_tile if rows is None else rows,
+            "overlap": s.overlap,
+            "stage_timeout": s.stage_timeout,
             "max_depth": s.k_max,
             "dtype": s.dtype,
             "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},
@@ -130,10 +137,10 @@ class Compiler:
         return lookup_or_compile(graph, directory=self.cache, **numbers)
 
 
-def load(model: str, sizes: Sizes) -> Loaded:
-    """Read the model's weights and allocate its caches. Raises ModelError and CapacityError."""
+def load(model: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
+    """Read the model's weights and allocate the caches of what is used. Raises ModelError and CapacityError."""
     try:
-        return load_model(resolve(model), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"))
+        return load_model(resolve(model), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses)
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises a bare RuntimeError
         raise CapacityError(
             f"the caches of {sizes.max_num_seqs} requests x {sizes.max_model_len} positions do not fit into memory;"

@@ -1,6 +1,7 @@
 """The engine: requests in, tokens out, one plan per step.
 
-Knows: admission, depth per request, reservation, finish reasons. Does not know: what a step computes.
+Knows: admission, depth per request, reservation, finish reasons. Does not know: what a step computes, where it runs,
+how a failure is dealt with (``recovery.py``).
 
 The engine owns the journal: a request's prompt and committed tokens. All that a step is told, it derives from
 the journal, so whatever runs the step can be rebuilt from it.
@@ -10,79 +11,87 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from draftline.compiler.passes.place import follow
 from draftline.graph.core import Graph
-from draftline.graph.errors import PlanError, nearest
-from draftline.stages.models.core import Loaded
+from draftline.graph.errors import CapacityError, PlanError, StageError, WorkerError, nearest
 
 from .deployment import Compiler, depths, needs_mtp
-from .inline import BoundPlan, InlineRuntime
+from .fill import fill_calls
+from .observe import Observer
 from .pages import PagePool
-from .request import Counts, FinishReason, Output, Request, check
-from .slots import Slot, SlotTable
-
-Listener = Callable[[int, Sequence[int]], None]
-"""Called with a request's index and the tokens that a step added to it."""
+from .recovery import Recovery
+from .request import FinishReason, Listener, Live, Output, Request, check
+from .running import Bound, Flow, Outputs, Runtime, call, drive
+from .slots import SlotTable
 
 DRIVER_INPUTS = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
 PREFILL_INPUTS = ("tokens", "following", "positions", "slots", "pages")
 
 
-@dataclass
-class _Live:
-    """A request in a slot, with its journal."""
-
-    index: int
-    request: Request
-    slot: Slot
-    tokens: list[int]
-    prefilled: int = 0
-    num_recent: int = 0
-    counts: Counts = field(default_factory=Counts)
-    began: float = 0.0
-    prefill_seconds: float = 0.0
-
-
 class Engine:
-    """Runs requests over a graph and a model, in this process.
+    """Runs requests over a graph, on a runtime.
 
-    ``step`` is one decode step over all live requests; ``generate`` runs a list of requests to their ends.
+    ``step`` is one decode step over all live requests; ``generate`` runs a list of requests to their ends. ``flow`` is
+    a step as a generator, for who runs several engines.
     """
 
-    def __init__(self, graph: Graph, prefill: Graph, model: Loaded, compiler: Compiler) -> None:
-        self.graph, self.model, self.sizes = graph, model, compiler.sizes
-        self.k_max = self.sizes.k_max
+    def __init__(
+        self,
+        graph: Graph,
+        prefill: Graph,
+        compiler: Compiler,
+        runtime: Runtime,
+        max_waiting: int = 1024,
+        observer: Observer | None = None,
+    ) -> None:
+        """Compiles all plans and starts the runtime. ``max_waiting``: requests that may wait for a slot."""
+        self.graph, self.sizes, self.shape = graph, compiler.sizes, compiler.shape
+        self.k_max, self.max_waiting = self.sizes.k_max, max_waiting
         compiled = [compiler.plan(graph, k) for k in depths(self.k_max)]
         plans, self.cache_report = [plan for plan, _ in compiled], compiled[-1][1]
-        self.runtime = InlineRuntime(model, compiler.lookup)
-        bound = self.runtime.bind([*plans, compiler.plan(prefill, self.k_max)[0]])
-        self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-1]}
-        self._prefill = bound[-1]
+        prefill = follow(prefill, graph, compiler.lookup, "cpu:0")
+        fills = [compiler.plan(prefill, self.k_max, rows=rows)[0] for rows in (None, self.sizes.tile)]
+        self.runtime, self.observer = runtime, observer or Observer()
+        bound = runtime.bind([*plans, *fills])
+        self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-2]}
+        self._prefill, self._replay = bound[-2:]
         for b, known in ((bound[0], DRIVER_INPUTS), (self._prefill, PREFILL_INPUTS)):
             for name in b.inputs:
                 if name not in known:
                     raise PlanError(f"graph {b.plan.name!r}: the driver has no input {name!r}{nearest(name, known)}")
         self._mtp = needs_mtp(graph)
         self._slots = SlotTable(self.sizes.max_num_seqs)
-        self._pages = PagePool(model.geometry.num_pages, self.sizes.page_size, self.sizes.max_num_seqs)
+        geometry = self.sizes.geometry()
+        self._pages = PagePool(geometry.num_pages, self.sizes.page_size, self.sizes.max_num_seqs)
         self._table = np.full((self.sizes.max_num_seqs, self.sizes.pages_per_slot), -1, dtype=np.int64)
-        self._waiting: deque[_Live] = deque()
-        self._live: dict[int, _Live] = {}
+        self._waiting: deque[Live] = deque()
+        self._live: dict[int, Live] = {}
+        self._recovery = Recovery()
 
     # -- requests ------------------------------------------------------------------------------------------
 
     def add(self, index: int, request: Request) -> None:
-        """Queue a request under the caller's ``index``. Raises RequestError."""
-        check(request, self.model.shape.vocab_size, self.sizes.max_model_len, f"prompt {index + 1}")
-        self._waiting.append(_Live(index, request, Slot(-1, 0), list(request.prompt)))
+        """Queue a request under the caller's ``index``. Raises RequestError, and CapacityError if too many wait."""
+        check(request, self.shape.vocab_size, self.sizes.max_model_len, f"prompt {index + 1}")
+        if not self.num_free:
+            raise CapacityError(
+                f"{len(self._live)} requests run and {len(self._waiting)} wait, which is all that this engine takes"
+                f" (max_num_seqs={self.sizes.max_num_seqs}, max_waiting={self.max_waiting}); try again later"
+            )
+        self._waiting.append(Live(index, request, list(request.prompt), queued=time.perf_counter()))
 
     @property
     def num_unfinished(self) -> int:
         return len(self._waiting) + len(self._live)
+
+    @property
+    def num_free(self) -> int:
+        """Requests that ``add`` would take now."""
+        return self._slots.num_free + self.max_waiting - len(self._waiting)
 
     @property
     def num_free_pages(self) -> int:
@@ -94,61 +103,88 @@ class Engine:
         Raises RequestError for a bad one before any is queued.
         """
         for i, request in enumerate(requests):
-            check(request, self.model.shape.vocab_size, self.sizes.max_model_len, f"prompt {i + 1}")
-        for i, request in enumerate(requests):
-            self.add(i, request)
+            check(request, self.shape.vocab_size, self.sizes.max_model_len, f"prompt {i + 1}")
+        todo = deque(enumerate(requests))
         done: list[Output] = []
-        while self.num_unfinished:
+        while todo or self.num_unfinished:
+            while todo and self.num_free:
+                self.add(*todo.popleft())
             done.extend(self.step(listen))
         return sorted(done, key=lambda output: output.index)
+
+    def close(self) -> None:
+        """End the runtime. Requests that are not done stay in the journal and go nowhere."""
+        self.runtime.close()
 
     # -- one step ------------------------------------------------------------------------------------------
 
     def step(self, listen: Listener | None = None) -> list[Output]:
-        """Admit, schedule, run, post-process. Gives the requests that finished."""
-        done = list(self._admit())
-        if not self._live:
-            return done
-        bound, batch = self.prepare_step()
-        out = {name: t.numpy() for name, t in self.runtime.run(bound).items()}
-        return done + list(self._post_process(batch, out, listen))
+        """Admit, fill caches, schedule, run, post-process. Gives the requests that finished."""
+        return drive(self.flow(listen))
 
-    def prepare_step(self) -> tuple[BoundPlan, dict[int, int]]:
-        """Depth per live slot, the plan that covers it with its metadata filled, pages reserved; nothing has run."""
-        batch = {live.slot.index: self._depth(live) for live in self._live.values()}
-        return self._schedule(batch), batch
+    def flow(self, listen: Listener | None = None) -> Flow[list[Output]]:
+        """``step``, yielding every call that it waits for. A failure ends the step early: the next one goes on from
+        the journal. Raises WorkerLostError once the workers are down for good."""
+        done = list(self._admit())
+        batch = self._recovery.batch(list(self._live.values()))
+        if not batch:
+            return done
+        try:
+            yield from self._fill(batch)
+            done += yield from self._decode_step(batch, listen)
+        except (StageError, WorkerError) as error:
+            self.observer.failed(error)
+            if isinstance(error, WorkerError):
+                yield from call(self.runtime.restart())
+            for live in self._recovery.failed(error, batch, list(self._live.values())):
+                done.append(self._finish(live, "error", str(error)))
+        return done
+
+    def _decode_step(self, batch: Sequence[Live], listen: Listener | None) -> Flow[list[Output]]:
+        began = time.monotonic_ns()
+        bound, depth = self.prepare_step(batch)
+        out = yield from call(self.runtime.start(bound))
+        done = list(self._post_process(batch, depth, {name: t.numpy() for name, t in out.items()}, listen))
+        self._recovery.succeeded(batch, list(self._live.values()))
+        self.observer.stepped(self.runtime, bound.plan, began, batch)
+        return done
+
+    def prepare_step(self, batch: Sequence[Live] | None = None) -> tuple[Bound, dict[int, int]]:
+        """Depth per slot of the batch, the plan that covers it with its metadata filled, pages reserved; nothing has
+        run."""
+        batch = list(self._live.values()) if batch is None else batch
+        depth = {live.slot.index: self._depth(live) for live in batch}
+        return self._schedule(batch, depth), depth
 
     def journal(self, slot: int) -> tuple[int, ...]:
         """New tokens committed so far by the request in ``slot``."""
-        live = self._live[slot]
-        return tuple(live.tokens[len(live.request.prompt) :])
+        return tuple(self._live[slot].new_tokens)
 
-    def _depth(self, live: _Live) -> int:
+    def _depth(self, live: Live) -> int:
         """K_eff: drafts that this request can still use, 0 … K (DESIGN §4.6)."""
         if self._mtp and not live.num_recent:
             return 0  # a prompt of one token: the drafter has no streams to start from yet
         k = live.request.num_speculative_tokens
         return max(0, min(self.k_max if k is None else min(k, self.k_max), self._wanted(live) - 1))
 
-    def _wanted(self, live: _Live) -> int:
+    def _wanted(self, live: Live) -> int:
         """Tokens that the request may still get: its own limit, and the context's."""
-        made = len(live.tokens) - len(live.request.prompt)
-        return min(live.request.max_new_tokens - made, self.sizes.max_model_len - len(live.tokens))
+        return min(live.request.max_new_tokens - live.made, self.sizes.max_model_len - len(live.tokens))
 
-    def _schedule(self, batch: dict[int, int]) -> BoundPlan:
+    def _schedule(self, batch: Sequence[Live], depth: dict[int, int]) -> Bound:
         """Reserve pages for every window, pick the plan, and write the step's metadata."""
-        depth = max(batch.values())
-        bound = self._decode[min(k for k in self._decode if k >= depth)]
-        bound.plan.covers(len(batch), depth)
+        deepest = max(depth.values())
+        bound = self._decode[min(k for k in self._decode if k >= deepest)]
+        bound.plan.covers(len(batch), deepest)
         for array in bound.inputs.values():
             array.fill(-1)
-        for live in self._live.values():
+        for live in batch:
             n = live.slot.index
-            self._reserve(n, len(live.tokens) + batch[n])
+            self._reserve(n, len(live.tokens) + depth[n])
             values = {
                 "tail": live.tokens[-1],
                 "position": len(live.tokens) - 1,
-                "depth": batch[n],
+                "depth": depth[n],
                 "num_recent": live.num_recent,
             }
             for name, value in values.items():
@@ -168,90 +204,83 @@ class Engine:
         self._table[slot, : len(pages)] = pages
 
     def _post_process(
-        self, batch: dict[int, int], out: dict[str, np.ndarray], listen: Listener | None
+        self, batch: Sequence[Live], depth: dict[int, int], out: dict[str, np.ndarray], listen: Listener | None
     ) -> Iterator[Output]:
         proposed = out.get("proposed")
-        for live in list(self._live.values()):
+        for live in batch:
             n = live.slot.index
             new = [int(t) for t in out["tokens"][n, : out["count"][n]]]
-            drafts = batch[n] if proposed is None else int(proposed[n])
+            drafts = depth[n] if proposed is None else int(proposed[n])
             kept, reason = self._cut(live, new)
             live.tokens.extend(kept)
             live.num_recent = len(new)
-            live.counts.add(drafts, min(int(out["accepted"][n]), len(kept)), len(kept))
+            live.drafts, live.accepted = drafts, int(out["accepted"][n])
+            live.counts.add(drafts, min(live.accepted, len(kept)), len(kept))
             if listen is not None and kept:
                 listen(live.index, kept)
             if reason is not None:
                 yield self._finish(live, reason)
 
-    def _cut(self, live: _Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
+    def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
         """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
-        made = len(live.tokens) - len(live.request.prompt)
         for i, token in enumerate(new, 1):
-            if token in self.model.shape.eos_token_ids and not live.request.ignore_eos:
+            if token in self.shape.eos_token_ids and not live.request.ignore_eos:
                 return list(new[:i]), "stop"
-            if made + i == live.request.max_new_tokens:
+            if live.made + i == live.request.max_new_tokens:
                 return list(new[:i]), "length"
             if len(live.tokens) + i == self.sizes.max_model_len:
                 return list(new[:i]), "context"
         return list(new), None
 
-    def _finish(self, live: _Live, reason: FinishReason) -> Output:
-        if self._slots.holds(live.slot):
+    def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> Output:
+        if live.slot.index >= 0 and self._slots.holds(live.slot):
             self._live.pop(live.slot.index)
             self._pages.release(live.slot.index)
             self._table[live.slot.index] = -1
             self._slots.release(live.slot)
-        seconds = time.perf_counter() - live.began - live.prefill_seconds
-        k, asked = live.request.num_speculative_tokens, self.sizes.num_speculative_tokens
-        return Output(
-            index=live.index,
-            prompt=live.request.prompt,
-            token_ids=tuple(live.tokens[len(live.request.prompt) :]),
-            finish_reason=reason,
-            counts=live.counts,
-            num_speculative_tokens=asked if k is None else min(k, asked),
-            prefill_seconds=live.prefill_seconds,
-            decode_seconds=seconds,
-        )
+        output = live.output(reason, self.sizes.num_speculative_tokens, error)
+        self.observer.finished(output, live)
+        return output
 
-    # -- admission and prefill -------------------------------------------------------------------------------
+    # -- admission and caches --------------------------------------------------------------------------------
 
     def _admit(self) -> Iterator[Output]:
-        """Give free slots to waiting requests and fill their caches; a full context ends at once."""
-        admitted = []
+        """Give free slots to waiting requests; a full context ends at once."""
         while self._waiting and self._slots.num_free:
             live = self._waiting.popleft()
-            live.began = time.perf_counter()
+            live.began, live.began_ns = time.perf_counter(), time.monotonic_ns()
+            self.observer.admitted(live)
             if self._wanted(live) <= 0:
                 yield self._finish(live, "context")
                 continue
             live.slot = self._slots.lease()
             self._live[live.slot.index] = live
             self._reserve(live.slot.index, len(live.tokens))
-            admitted.append(live)
+
+    def _fill(self, batch: Sequence[Live]) -> Flow[None]:
+        """Bring the caches of those who need it up to the tail: a new prompt, or all that a lost worker knew."""
+        todo = [live for live in batch if not live.cached]
+        if not todo:
+            return
         began = time.perf_counter()
-        for rows in self._prefill_calls(admitted):
-            self._run_prefill(rows)
-        for live in admitted:
-            live.prefill_seconds = time.perf_counter() - began
+        for replay, rows in fill_calls(todo, self.sizes.prefill_tile, self.sizes.tile):
+            bound = self._replay if replay else self._prefill
+            yield from self._run_fill(bound, rows)
+        for live in todo:
+            live.prefill_seconds += time.perf_counter() - began
             live.num_recent = 1 if self._mtp and len(live.tokens) > 1 else 0
+            live.cached = True
 
-    def _prefill_calls(self, admitted: Sequence[_Live]) -> Iterator[list[tuple[_Live, int]]]:
-        """All prompt rows but the tails', in calls of P: rows of several prompts share a call."""
-        rows = [(live, p) for live in admitted for p in range(len(live.tokens) - 1)]
-        size = self.sizes.prefill_tile
-        for start in range(0, len(rows), size):
-            yield rows[start : start + size]
-
-    def _run_prefill(self, rows: list[tuple[_Live, int]]) -> None:
-        inputs = self._prefill.inputs
-        for array in inputs.values():
+    def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]]) -> Flow[Outputs]:
+        began = time.monotonic_ns()
+        for array in bound.inputs.values():
             array.fill(-1)
         for i, (live, p) in enumerate(rows):
-            inputs["tokens"][i], inputs["positions"][i] = live.tokens[p], p
-            inputs["slots"][i] = live.slot.index
-            if "following" in inputs:
-                inputs["following"][i] = live.tokens[p + 1]
-        inputs["pages"][:] = self._table
-        self.runtime.run(self._prefill)
+            bound.inputs["tokens"][i], bound.inputs["positions"][i] = live.tokens[p], p
+            bound.inputs["slots"][i] = live.slot.index
+            if "following" in bound.inputs:
+                bound.inputs["following"][i] = live.tokens[p + 1]
+        bound.inputs["pages"][:] = self._table
+        out = yield from call(self.runtime.start(bound))
+        self.observer.filled(self.runtime, bound.plan, began, rows)
+        return out

@@ -1,150 +1,105 @@
-"""The inline runtime: a plan's instructions, executed in this process, in order.
+"""The inline runtime: a plan's instructions, executed in this process.
 
-Knows: READ, RUN, WRITE and conditions. Does not know: requests, what stages compute. It decides nothing that
-the plan has not decided; it is the oracle for every other runtime.
+Knows: programs, one or several, and their turns. Does not know: requests, what stages compute. It is the oracle for
+every other runtime. A plan that is placed on several devices runs here too: its programs take turns, one goes on
+until it must wait for another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftline.compiler.capture import Capture, Replay, backend
-from draftline.compiler.plan import BufferSpec, Instruction, LiveAbove, Plan, StageRun
-from draftline.graph.errors import PlanError
-from draftline.stages.core import StageContext
+from draftline.compiler.capture import Capture, backend
+from draftline.compiler.plan import Plan
+from draftline.graph.errors import DraftlineError, PlanError, WorkerLostError
 from draftline.stages.models.core import Loaded
 
-from .arena import Arena, StateStore, buffer_tensor
-
-Lookup = Callable[[str], type[Any]]
-Captures = Callable[[str], Capture]
-"""Backend name → the backend, one per runtime."""
-
-
-@dataclass
-class Totals:
-    """Counters over a runtime's life."""
-
-    steps: int = 0
-    waves: int = 0
-
-
-@dataclass(frozen=True)
-class ResolvedRun:
-    """One stage call with everything resolved: nothing is looked up while stepping."""
-
-    stage: Any
-    run: StageRun
-    inputs: Mapping[str, Tensor | None]
-    outputs: Mapping[str, Tensor]
-    per_wave: bool
+from .arena import Arena, ArenaLayout, arena_layout, metadata_arrays
+from .execute import Captures, Lookup, Program, ResolvedRun, build_stages
+from .running import Over, Pending, Totals
+from .trace import Spans
 
 
 class BoundPlan:
-    """A plan with its stages built and its ports resolved to tensors."""
+    """A plan on an arena of this process."""
 
     def __init__(
-        self, plan: Plan, model: Loaded, lookup: Lookup, block: Tensor, states: StateStore, captures: Captures
+        self,
+        plan: Plan,
+        model: Loaded,
+        lookup: Lookup,
+        memory: Tensor,
+        layout: ArenaLayout,
+        captures: Captures,
+        number: int = 0,
     ) -> None:
-        self.plan = plan
-        self.arena = Arena(plan, block, states)
+        self.plan, self.number = plan, number
+        self.arena = Arena(plan, memory, layout)
         # The driver fills these views; the bytes go to the arena in one copy per step.
-        start, size = plan.metadata
-        self._host = torch.zeros(size, dtype=torch.uint8)
-        self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}
-        for spec in plan.buffers:
-            if spec.kind == "input" and start <= spec.offset < start + size:
-                local = buffer_tensor(self._host, _shifted(spec, start))
-                self.inputs[spec.name] = local.numpy()
+        self._host = torch.zeros(plan.metadata[1], dtype=torch.uint8)
+        self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = metadata_arrays(plan, self._host)  # type: ignore[assignment]
         self.outputs = {name: self.arena.view(view) for name, view in plan.outputs}
-        self._segments: dict[str, tuple[ResolvedRun, ...]] = {}
-        self._program = self._single_program()
-        context = StageContext(
-            model.device, model.dtype, dict(plan.dims), plan.layout.chosen, model.target, model.drafter
-        )
-        stages: dict[str, Any] = {}
-        for segment in plan.segments:
-            runs: list[ResolvedRun] = []
-            for run in segment.runs:
-                if run.node not in stages:
-                    stages[run.node] = lookup(run.stage)(context, **dict(run.options))
-                runs.append(self._resolve(stages[run.node], run, segment.per_wave))
-            self._segments[segment.name] = tuple(runs)
-        self._replays = {
-            segment.name: captures(segment.backend).capture(_replay(self._segments[segment.name]))
-            for segment in plan.segments
-        }
+        stages = build_stages(plan, [w.device for w in plan.workers], model, lookup)
+        self.programs = [
+            Program(plan, worker, self.arena, stages, captures, self._read if not n else _nothing)
+            for n, worker in enumerate(sorted(plan.workers, key=lambda w: w.device != plan.entry))
+        ]
 
-    def _single_program(self) -> tuple[Instruction, ...]:
-        if len(self.plan.workers) != 1:
-            devices = ", ".join(w.device for w in self.plan.workers)
-            raise PlanError(
-                f"plan {self.plan.name!r} is placed on {len(self.plan.workers)} devices ({devices});"
-                " the inline runtime runs one: remove placement, or use a multi-process runtime"
-            )
-        return self.plan.workers[0].instructions
-
-    def _resolve(self, stage: Any, run: StageRun, per_wave: bool) -> ResolvedRun:
-        inputs = {port: None if view is None else self.arena.view(view) for port, view in run.inputs}
-        outputs = {port: self.arena.view(view) for port, view in run.outputs}
-        return ResolvedRun(stage, run, inputs, outputs, per_wave)
-
-    def _active(self) -> Iterator[tuple[str, int]]:
-        """(segment, wave) of this step, in order. A condition is evaluated when it is reached, so the caller runs
-        each before it asks for the next; READ and WRITE happen on the way."""
-        for instruction in self._program:
-            if instruction.op == "READ":
-                self.arena.metadata.copy_(self._host)
-            elif instruction.op == "WRITE":
-                for copy in instruction.copies:
-                    self.arena.buffer(copy.target).copy_(self.arena.view(copy.source))
-            elif instruction.when is None or self._holds(instruction.when):
-                yield instruction.segment, instruction.wave
+    def _read(self) -> None:
+        self.arena.metadata.copy_(self._host)
 
     def active_runs(self) -> Iterator[tuple[ResolvedRun, int]]:
-        """This step one stage call at a time, for who wants to look between them; the caller makes the calls."""
-        for segment, wave in self._active():
-            for run in self._segments[segment]:
-                yield run, wave
-
-    def step(self, totals: Totals) -> None:
-        """Run the program once on what the driver has put into ``inputs``."""
-        for segment, wave in self._active():
-            self._replays[segment](wave)
-            totals.waves += self._segments[segment][0].per_wave
-        totals.steps += 1
-
-    def _holds(self, condition: LiveAbove) -> bool:
-        return int(self.arena.buffer(condition.buffer).sum()) > condition.n
+        """``Program.active_runs`` of the only program. Raises PlanError for a plan on several devices."""
+        if len(self.programs) != 1:
+            raise PlanError(f"plan {self.plan.name!r} is on {len(self.programs)} devices: its runs have no one order")
+        return self.programs[0].active_runs()
 
 
-def _replay(runs: Sequence[ResolvedRun]) -> Replay:
-    """A segment as one callable."""
-
-    def run(wave: int) -> None:
-        for each in runs:
-            each.stage(each.run.call(wave), each.inputs, each.outputs)
-
-    return run
+def _nothing() -> None:
+    pass
 
 
-def _shifted(spec: BufferSpec, start: int) -> BufferSpec:
-    return replace(spec, offset=spec.offset - start)
+class _Turns:
+    """Links of programs that take turns in one process."""
+
+    def __init__(self, bound: BoundPlan, program: Program, signals: set[int], totals: Totals, spans: Spans | None):
+        self._bound, self._program, self._signals = bound, program, signals
+        self._totals, self._spans, self._since = totals, spans, 0
+
+    def arrived(self, edge: int) -> bool:
+        return edge in self._signals
+
+    def signal(self, edge: int) -> None:
+        self._signals.add(edge)
+
+    def began(self, index: int) -> None:
+        if self._spans is not None:
+            self._since = time.monotonic_ns()
+
+    def ended(self, index: int, ran: bool) -> None:
+        segment = self._program.instructions[index].segment
+        wave = self._program.segments[segment][0].per_wave
+        self._totals.waves += ran and wave
+        self._totals.cancelled += not ran and not wave
+        if self._spans is not None:
+            self._spans.add(self._since, time.monotonic_ns(), self._totals.steps, self._bound.number, index, ran)
 
 
 class InlineRuntime:
-    """Plans of one deployment over one arena and one set of states."""
+    """Plans of one deployment over one arena."""
 
-    def __init__(self, model: Loaded, lookup: Lookup) -> None:
-        self._model, self._lookup = model, lookup
-        self._states = StateStore(model.device)
+    def __init__(self, model: Loaded, lookup: Lookup, trace: bool = False) -> None:
+        self.model, self._lookup = model, lookup
         self._backends: dict[str, Capture] = {}
+        self._trace = trace
+        self._spans: dict[str, Spans] = {}
+        self.bound: list[BoundPlan] = []
         self.totals = Totals()
 
     @property
@@ -156,14 +111,43 @@ class InlineRuntime:
         return self._backends.setdefault(name, backend(name))
 
     def bind(self, plans: Sequence[Plan]) -> list[BoundPlan]:
-        """Bind plans that never run at the same time: they share one block. This is the warm-up: whatever a
+        """Bind plans that never run at the same time: they share one arena. This is the warm-up: whatever a
         capture backend captures is captured here, and nothing later."""
-        size = max((p.arena_nbytes for p in plans), default=0)
-        block = torch.zeros(size, dtype=torch.uint8, device=self._model.device)
-        return [BoundPlan(p, self._model, self._lookup, block, self._states, self._captures) for p in plans]
+        layout = arena_layout(plans)
+        memory = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.model.device)
+        if self._trace:
+            self._spans = {w.device: Spans.private(True) for p in plans for w in p.workers}
+        self.bound = [
+            BoundPlan(p, self.model, self._lookup, memory, layout, self._captures, n) for n, p in enumerate(plans)
+        ]
+        return self.bound
 
-    def run(self, bound: BoundPlan) -> Mapping[str, Tensor]:
-        """One step; the outputs by name, valid until the next step."""
+    def tracks(self) -> list[tuple[str, Spans]]:
+        """(device, spans) of every worker program, in the order of the plans' programs."""
+        return list(self._spans.items())
+
+    def start(self, bound: BoundPlan) -> Pending:
+        """Run one call; what is given back is over already."""
+        try:
+            self._run(bound)
+        except DraftlineError as error:
+            return Over(error)
+        return Over(bound.outputs)
+
+    def restart(self) -> Pending:
+        """Nothing that runs here can die alone. Raises WorkerLostError."""
+        raise WorkerLostError("the inline runtime has no worker that could be started anew")
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+    def _run(self, bound: BoundPlan) -> None:
+        signals: set[int] = set()
         with torch.inference_mode():
-            bound.step(self.totals)
-        return bound.outputs
+            turns = [
+                program.run(_Turns(bound, program, signals, self.totals, self._spans.get(program.device)))
+                for program in bound.programs
+            ]
+            while turns:
+                turns = [turn for turn in turns if next(turn, None) is not None]
+        self.totals.steps += 1

@@ -1,15 +1,15 @@
 """A graph and a model, opened for use: what the command line and a Python caller both start from.
 
 from draftline.runtime.pipeline import open_pipeline
-pipeline = open_pipeline("mtp.yaml", num_speculative_tokens=3)
-for output in pipeline.generate(["def main():"], max_new_tokens=32):
-    print(pipeline.text.decode(output.token_ids))
+with open_pipeline("mtp.yaml", num_speculative_tokens=3) as pipeline:
+    for output in pipeline.generate(["def main():"], max_new_tokens=32):
+        print(pipeline.text.decode(output.token_ids))
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,30 @@ from draftline.stages.models.registry import read_shape, resolve
 from draftline.stages.registry import lookup as builtin_lookup
 
 from .deployment import Compiler, Lookup, Sizes, check, load, needs_mtp
-from .engine import Engine, Listener
-from .request import Output, Request
+from .engine import Engine
+from .inline import InlineRuntime
+from .observers import Observers
+from .replicas import generate
+from .request import Listener, Output, Request
+from .running import Runtime
 from .settings import Settings, merge, sizes
 from .text import Text
+from .workers.cores import available, share
+from .workers.group import WorkerGroup
+from .workers.launch import Launch, Limits
 
 PLAIN_PREFILL = "prefill.yaml"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run leaves behind or listens to. ``trace``: file for a Chrome trace. ``metrics_port``: serves Prometheus
+    metrics on 127.0.0.1, 0 for any free port. ``transport`` and ``curve_keys`` as in ``workers.launch.Launch``."""
+
+    trace: Path | None = None
+    metrics_port: int | None = None
+    transport: str = "ipc"
+    curve_keys: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -80,15 +98,45 @@ def prepare(
 
 
 class Pipeline:
-    """An engine with its tokenizer."""
+    """Engines (one per replica) with a tokenizer. ``close`` it, or use it as a context."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
+    def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
+        self.prepared, self.observers = prepared, Observers(options.trace, options.metrics_port)
         self.text = Text(prepared.folder)
-        model = load(prepared.settings.model, prepared.sizes)
-        if not (prepared.sizes.k_max and needs_mtp(prepared.graph)):
-            model = replace(model, drafter=None)
-        self.engine = Engine(prepared.graph, prepared.prefill, model, prepared.compiler)
+        self.engines: list[Engine] = []
+        try:
+            for group in range(prepared.settings.replicas):
+                runtime = start_runtime(prepared, options, group)
+                try:
+                    self.engines.append(self._engine(runtime, group))
+                except BaseException:
+                    runtime.close()
+                    raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _engine(self, runtime: Runtime, group: int) -> Engine:
+        p = self.prepared
+        observer = self.observers.of(group)
+        return Engine(p.graph, p.prefill, p.compiler, runtime, p.settings.max_waiting, observer)
+
+    @property
+    def engine(self) -> Engine:
+        """The first replica's engine."""
+        return self.engines[0]
+
+    def close(self) -> None:
+        """End all workers, write the trace, give the metrics port back. May be called again."""
+        for engine in self.engines:
+            engine.close()
+        self.observers.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def request(self, prompt: str | Sequence[int], max_new_tokens: int | None = None, **options: Any) -> Request:
         """A request from text or token ids; limits that are not given come from the settings."""
@@ -100,9 +148,35 @@ class Pipeline:
         self, prompts: Sequence[str | Sequence[int]], listen: Listener | None = None, **options: Any
     ) -> list[Output]:
         """Run all prompts to their ends, in order. Raises RequestError before anything runs."""
-        return self.engine.generate([self.request(p, **options) for p in prompts], listen)
+        return self.run([self.request(p, **options) for p in prompts], listen)
+
+    def run(self, requests: Sequence[Request], listen: Listener | None = None) -> list[Output]:
+        """Run requests to their ends, in order. Raises RequestError before anything runs."""
+        return generate(self.engines, requests, listen)
 
 
-def open_pipeline(graph: Graph | str, **wishes: Any) -> Pipeline:
+def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtime:
+    """The runtime that the settings ask for, not bound to any plan yet. Raises ModelError and CapacityError."""
+    s, compiler = prepared.settings, prepared.compiler
+    if s.runtime == "zmq":
+        limits = Limits(start_timeout=float(s.start_timeout), max_restarts=s.max_restarts)
+        cores = share(available(), s.replicas)[group] if s.replicas > 1 else available()
+        return WorkerGroup(
+            Launch(
+                s.model,
+                prepared.sizes,
+                compiler.lookup,
+                limits,
+                trace=options.trace is not None,
+                cores=tuple(cores),
+                transport=options.transport,
+                curve_keys=options.curve_keys,
+            )
+        )
+    uses = ("target", "drafter") if prepared.sizes.k_max and needs_mtp(prepared.graph) else ("target",)
+    return InlineRuntime(load(s.model, prepared.sizes, uses), compiler.lookup, options.trace is not None)
+
+
+def open_pipeline(graph: Graph | str, options: RunOptions = RunOptions(), **wishes: Any) -> Pipeline:
     """``prepare`` and load. See the module's docstring."""
-    return Pipeline(prepare(graph, **wishes))
+    return Pipeline(prepare(graph, **wishes), options)

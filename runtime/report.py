@@ -28,6 +28,7 @@ def json_line(prompt: str, text: str, output: Output) -> str:
             "acceptance_per_position": [round(a, 4) for a in counts.per_position(k)],
             "mean_acceptance_length": round(counts.mean_acceptance_length, 4),
             "num_speculative_tokens": k,
+            **({} if output.error is None else {"error": output.error}),
             "timing": {"prefill": round(output.prefill_seconds, 6), "decode": round(output.decode_seconds, 6)},
         }
     )

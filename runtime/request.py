@@ -1,14 +1,22 @@
-"""A request and what becomes of it. Knows: tokens, limits, finish reasons, counts. Does not know: slots, plans."""
+"""A request and what becomes of it. Knows: tokens, limits, finish reasons, counts. Does not know: plans."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from draftline.graph.errors import RequestError
 
-FinishReason = Literal["stop", "length", "context"]
-"""``stop``: an end-of-sequence token. ``length``: max_new_tokens. ``context``: max_model_len is full."""
+from .slots import Slot
+
+FinishReason = Literal["stop", "length", "context", "error"]
+"""``stop``: an end-of-sequence token. ``length``: max_new_tokens. ``context``: max_model_len is full. ``error``: a
+stage raised on it, or took its worker down; the other requests go on."""
+
+Listener = Callable[[int, Sequence[int]], None]
+"""Called with a request's index and the tokens that a step added to it."""
 
 
 @dataclass(frozen=True)
@@ -88,3 +96,55 @@ class Output:
     num_speculative_tokens: int
     prefill_seconds: float
     decode_seconds: float
+    error: str | None = None
+    """What went wrong, where ``finish_reason`` is ``error``."""
+
+
+NOWHERE = Slot(-1, 0)
+
+
+@dataclass
+class Live:
+    """A request that waits or runs, with its journal: ``tokens`` are the prompt and what was committed.
+
+    ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens came in the last
+    step, of ``drafts`` drafts ``accepted``. ``strikes``: failures while it ran alone."""
+
+    index: int
+    request: Request
+    tokens: list[int]
+    slot: Slot = NOWHERE
+    cached: bool = False
+    num_recent: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    strikes: int = 0
+    counts: Counts = field(default_factory=Counts)
+    queued: float = 0.0
+    began: float = 0.0
+    began_ns: int = 0
+    prefill_seconds: float = 0.0
+
+    @property
+    def made(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    def output(self, reason: FinishReason, k: int, error: str | None = None) -> Output:
+        """The request as it ends now; ``k`` is what the engine was asked for."""
+        asked = self.request.num_speculative_tokens
+        return Output(
+            index=self.index,
+            prompt=self.request.prompt,
+            token_ids=tuple(self.new_tokens),
+            finish_reason=reason,
+            counts=self.counts,
+            num_speculative_tokens=k if asked is None else min(asked, k),
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=time.perf_counter() - self.began - self.prefill_seconds,
+            error=error,
+        )

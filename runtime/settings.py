@@ -26,10 +26,19 @@ DEFAULTS: Mapping[str, Any] = {
     "prefill_tile": 64,
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
     "max_new_tokens": 128,
+    "runtime": "inline",
+    "replicas": 1,
+    "overlap": False,
+    "max_waiting": 1024,
+    "max_restarts": 6,
+    "stage_timeout": 60.0,
+    "start_timeout": 120.0,
 }
 
-_LEAST = {"num_speculative_tokens": 0, "page_size": 0}
+_LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_waiting": 0}
 """Smallest value of an integer setting where that is not 1."""
+
+RUNTIMES = ("inline", "zmq")
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,13 @@ class Settings:
     prefill_tile: int
     page_size: int
     max_new_tokens: int
+    runtime: str
+    replicas: int
+    overlap: bool
+    max_waiting: int
+    max_restarts: int
+    stage_timeout: float
+    start_timeout: float
     asked_max_model_len: bool = False
     """Whether anybody asked for max_model_len; a default gives way to a smaller model, a wish does not."""
 
@@ -55,12 +71,20 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
     wanted = {k: v for k, v in wishes.items() if v is not None}
     values = {**DEFAULTS, **own, **wanted}
     for name, value in values.items():
-        if isinstance(DEFAULTS[name], int):
+        if isinstance(DEFAULTS[name], bool):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} is {value!r}; true or false is wanted")
+        elif isinstance(DEFAULTS[name], float):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+                raise UsageError(f"{name} is {value!r}; a number of seconds above 0 is wanted")
+        elif isinstance(DEFAULTS[name], int):
             least = _LEAST.get(name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}; an integer of {least} or more is wanted")
     if values["dtype"] not in DTYPES:
         raise UsageError(f"dtype is {values['dtype']!r}; known: {', '.join(DTYPES)}")
+    if values["runtime"] not in RUNTIMES:
+        raise UsageError(f"runtime is {values['runtime']!r}; known: {', '.join(RUNTIMES)}")
     return Settings(**values, asked_max_model_len="max_model_len" in wanted)
 
 
@@ -81,4 +105,6 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         prefill_tile=settings.prefill_tile,
         page_size=page,
         dtype=settings.dtype,
+        overlap=settings.overlap,
+        stage_timeout=float(settings.stage_timeout),
     )

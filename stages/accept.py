@@ -45,6 +45,7 @@ class AcceptGreedy:
             Port("accepted", ("N",), "int64"),
         ),
         outputs=(Port("live", ("N",), "bool"), Port("accepted", ("N",), "int64")),
+        ahead=(("window", 1),),
     )
 
     def __init__(self, context: StageContext) -> None:

@@ -21,7 +21,8 @@ class DraftMtp:
 
     Catching up runs every row that the last step committed with the *target's* streams: rows drafted before
     were written from the drafter's own streams, which costs acceptance if it stays (DESIGN §4.5). It is the
-    same call that gives d1, so a step makes K calls. A slot with fewer drafts than this iteration is a pad row.
+    same call that gives d1, so a step makes K calls. A slot with fewer drafts than this iteration is a pad row,
+    and so is one whose verification has stopped already (``live`` false).
     """
 
     signature = Signature(
@@ -33,8 +34,11 @@ class DraftMtp:
             Port("num_recent", ("N",), "int64"),
             Port("streams", ("N", "M", "H", "D"), "model"),
             Port("hidden", ("N", "H", "D"), "model", optional=True),
+            Port("live", ("N",), "bool", optional=True),
         ),
         outputs=(Port("token", ("N",), "int64"), Port("hidden", ("N", "H", "D"), "model")),
+        uses=("drafter",),
+        cancel="live",
     )
 
     def __init__(self, context: StageContext) -> None:
@@ -51,6 +55,8 @@ class DraftMtp:
             last = self._catch_up(position, depth, inputs)
         else:
             drafting = call.iteration < depth
+            if inputs["live"] is not None:
+                drafting = drafting & inputs["live"]
             # Row p of the drafter holds the streams at p and the token at p + 1.
             at = torch.where(drafting, position - 1 + call.iteration, -1)
             slots = torch.where(drafting, self._slots, -1)

@@ -18,7 +18,8 @@ from .core import Call, Inputs, StageContext
 class Pad:
     """window[n] = tail, drafts, then zeros; positions[n] = position + column where active, else -1.
 
-    Columns 0 … depth are active; depth -1 means that nobody is in the slot: no column is.
+    Columns 0 … depth are active; depth -1 means that nobody is in the slot: no column is. A call may build a part of
+    the window only: columns ``call.start`` on, as many as its outputs have, from the drafts of these columns.
     """
 
     signature = Signature(
@@ -31,9 +32,10 @@ class Pad:
         outputs=(
             Port("window", ("N", "W"), "int64"),
             Port("positions", ("N", "W"), "int64"),
-            Port("live", ("N",), "bool"),
-            Port("accepted", ("N",), "int64"),
+            Port("live", ("N",), "bool", optional=True),
+            Port("accepted", ("N",), "int64", optional=True),
         ),
+        shift=(("drafts", 1),),
     )
 
     def __init__(self, context: StageContext) -> None:
@@ -41,13 +43,18 @@ class Pad:
 
     def __call__(self, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
         tail, position, depth, drafts = (inputs[k] for k in ("tail", "position", "depth", "drafts"))
-        active = self._column <= depth[:, None]  # [N, W]
         window = outputs["window"]
+        column = self._column[call.start : call.start + window.shape[1]]
+        active = column <= depth[:, None]  # [N, W] or the part of it
         window.zero_()
-        window[:, 0] = tail
+        first = 0 if call.start else 1
+        if first:
+            window[:, 0] = tail
         if drafts is not None and drafts.shape[1]:
-            window[:, 1 : 1 + drafts.shape[1]] = drafts
+            window[:, first : first + drafts.shape[1]] = drafts
         window.masked_fill_(~active, 0)
-        outputs["positions"].copy_(torch.where(active, position[:, None] + self._column, -1))
-        torch.ge(depth, 0, out=outputs["live"])
-        outputs["accepted"].zero_()
+        outputs["positions"].copy_(torch.where(active, position[:, None] + column, -1))
+        if "live" in outputs:
+            torch.ge(depth, 0, out=outputs["live"])
+        if "accepted" in outputs:
+            outputs["accepted"].zero_()

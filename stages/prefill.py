@@ -34,6 +34,7 @@ class PrefillTarget:
             Port("pages", ("N", "G"), "int64"),
         ),
         outputs=(Port("hidden", ("P", "H", "D"), "model", optional=True), Port("rows", (1,), "int64")),
+        uses=("target",),
     )
 
     def __init__(self, context: StageContext) -> None:
@@ -60,6 +61,7 @@ class PrefillDraft:
             Port("streams", ("N", "M", "H", "D"), "model"),
         ),
         outputs=(Port("streams", ("N", "M", "H", "D"), "model"),),
+        uses=("drafter",),
     )
 
     def __init__(self, context: StageContext) -> None:

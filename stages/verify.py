@@ -33,6 +33,7 @@ class Verify:
             Port("streams", ("N", "S", "H", "D"), "model", optional=True),
         ),
         per_wave=True,
+        uses=("target",),
     )
 
     def __init__(self, context: StageContext) -> None:

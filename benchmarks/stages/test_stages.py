@@ -51,7 +51,7 @@ def at_step(k: int) -> tuple[Pipeline, BoundPlan]:
 
 def work(run: ResolvedRun, pipeline: Pipeline) -> dict[str, int]:
     """Rows of the call, and the bytes and FLOPs of the matrices it goes through (2 per weight and row)."""
-    w, stage = pipeline.engine.model.target.weights, run.run.stage
+    w, stage = pipeline.engine.runtime.model.target.weights, run.run.stage
     size = pipeline.prepared.sizes
     head = w.head.numel()
     layer = [sum(t.numel() for t in _tensors(each)) for each in (*w.layers, w.mtp)]

@@ -128,6 +128,8 @@ def drop_unread(ir: IR) -> IR:
 
 
 def _kept(ir: IR, op: Op, port: str, value: str, read: set[str]) -> bool:
+    if op.poll:
+        return True
     declared = ir.stage(op.node).signature.output(port)
     return value in read or declared is None or not declared.optional
 

@@ -22,7 +22,7 @@ class Fuse:
     name: str = "fuse"
 
     def run(self, ir: IR) -> IR:
-        groups = [list(ops) for _, ops in groupby(ir.ops, key=_condition)]
+        groups = [list(ops) for key, ops in groupby(ir.ops, key=_condition) if key is not None]
         return replace(
             ir,
             segments=tuple(
@@ -37,9 +37,18 @@ class Fuse:
         )
 
 
-def _condition(op: Op) -> tuple[str, bool, View | None, int]:
-    """Return what two neighbours must have in common: the device and when they run."""
-    return op.device, op.per_wave, op.input(LIVE) if op.per_wave else None, op.chunk if op.per_wave else 0
+def _condition(op: Op) -> tuple[str, str, bool, View | None, int] | None:
+    """Return what two neighbours must have in common: the device and when they run. A poll is in no segment, and an
+    operation with a gate shares its segment with none: it is asked for again before each."""
+    if op.poll:
+        return None
+    return (
+        op.device,
+        op.name if op.gate else "",
+        op.per_wave,
+        op.input(LIVE) if op.per_wave else None,
+        op.chunk if op.per_wave else 0,
+    )
 
 
 def _title(ops: list[Op]) -> str:

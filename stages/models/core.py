@@ -65,10 +65,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run: its caches are allocated. ``drafter`` is None where there is no MTP block."""
+    """A model ready to run: its caches are allocated. ``drafter`` is None where there is no MTP block; either is None
+    where nothing uses it."""
 
     shape: Shape
-    target: Target
+    target: Target | None
     drafter: Drafter | None
     geometry: Geometry
     dtype: torch.dtype

@@ -5,6 +5,7 @@ Knows: which ``model_type`` is read by which module, where packaged models lie. 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -57,10 +58,20 @@ def read_shape(path: Path) -> Shape:
     return shape_of(load_config(path / "config.json"))
 
 
-def load_model(path: Path, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Loaded:
-    """Read the weights and allocate the caches. Raises ConfigError and WeightsError."""
+def load_model(
+    path: Path,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    uses: Collection[str] = ("target", "drafter"),
+) -> Loaded:
+    """Read the weights and allocate the caches of the models in ``uses``; the others are None.
+
+    Raises ConfigError and WeightsError.
+    """
     c = load_config(path / "config.json")
     w = assemble(c, load(path, tensor_specs(c), dtype, device))
-    target = DeepseekV4Target(c, w, geometry, dtype, device)
-    drafter = DeepseekV4Drafter(c, w, geometry, dtype, device) if w.mtp is not None else None
+    target = DeepseekV4Target(c, w, geometry, dtype, device) if "target" in uses else None
+    drafts = w.mtp is not None and "drafter" in uses
+    drafter = DeepseekV4Drafter(c, w, geometry, dtype, device) if drafts else None
     return Loaded(shape_of(c), target, drafter, geometry, dtype, device)

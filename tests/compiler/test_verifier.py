@@ -6,7 +6,7 @@ import pytest
 from compiler_fakes import MTP, ints, ir_after
 
 from draftline.compiler.core import IR, Value
-from draftline.compiler.plan import Chunk, Copy, Instruction, LiveAbove, View
+from draftline.compiler.plan import Chunk, Copy, Edge, Instruction, LiveAbove, View
 from draftline.compiler.verifier import RULES, verify
 from draftline.graph.errors import GraphError, PlanError
 from draftline.stages.core import Layout
@@ -115,6 +115,9 @@ BREAKS = [
     ),
     ("StatesWritten", lambda ir: edit_program(ir, lambda code: [*code[:-1], replace(code[-1], copies=())])),
     ("StatesWritten", swapped_states),
+    ("EdgesMatched", lambda ir: replace(ir, edges=(Edge("cpu:0", "cpu:1"),))),
+    ("EdgesMatched", lambda ir: edit_program(ir, lambda code: [Instruction("WAIT", edge=0), *code])),
+    ("HappensBefore", lambda ir: edit_program(ir, lambda code: [code[0], *code[2:-1], code[1], code[-1]])),
 ]
 
 

@@ -16,6 +16,7 @@ from draftline.graph.core import Graph
 from draftline.graph.yaml import load_graph
 from draftline.runtime.deployment import Compiler, Sizes
 from draftline.runtime.engine import Engine
+from draftline.runtime.inline import InlineRuntime
 from draftline.runtime.request import Output, Request
 from draftline.stages.models.core import Loaded
 from draftline.stages.models.deepseek_v4.config import Config
@@ -59,7 +60,7 @@ def engine_of(model: Loaded, sizes: Sizes, graph: Graph | str = "mtp.yaml", look
     mtp = graph.prefill == "prefill-mtp.yaml" and sizes.k_max
     prefill = load_graph("prefill-mtp.yaml" if mtp else "prefill.yaml")
     compiler = Compiler(sizes, model.shape) if lookup is None else Compiler(sizes, model.shape, lookup)
-    return Engine(graph, prefill, model, compiler)
+    return Engine(graph, prefill, compiler, InlineRuntime(model, compiler.lookup))
 
 
 def scripted_engine(target: Scripted, drafter: Wilful | None, graph: str = "mtp.yaml", **sizes: Any) -> Engine:

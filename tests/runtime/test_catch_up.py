@@ -10,6 +10,7 @@ from engines import SIZES, engine_of, run, tiny_model
 from test_lossless import prompt
 
 from draftline.runtime.request import Request
+from draftline.runtime.running import drive
 from draftline.stages.caches.core import ring_length
 from draftline.stages.models.core import Rows
 from draftline.stages.models.deepseek_v4.model import DeepseekV4Drafter
@@ -65,6 +66,7 @@ def test_drafter_cache_holds_the_truth(k, right):
     fresh = engine_of(fresh_model, sizes)
     fresh.add(0, Request(tuple(text[:done]), 1, ignore_eos=True))
     list(fresh._admit())
+    drive(fresh._fill(list(fresh._live.values())))
     size = ring_length(8, model.geometry)
     rows = [q % size for q in range(done - 1 - 8, done - 1)]  # all that the next draft can read
     got, want = drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]

@@ -48,7 +48,7 @@ def test_tokens_equal_plain_decoding(k, tile, dtype):
     captured = engine.runtime.captures
     outputs = run(engine, PROMPTS, NEW, ignore_eos=True)
     assert [(o.token_ids, o.finish_reason) for o in outputs] == plain(dtype, tile)
-    assert engine.num_free_pages == engine.model.geometry.num_pages
+    assert engine.num_free_pages == engine.sizes.geometry().num_pages
     assert engine.runtime.captures == captured  # none after warm-up
     for p, o in zip(PROMPTS, outputs, strict=True):
         assert len(o.token_ids) == min(NEW, SIZES.max_model_len - len(p))

@@ -34,7 +34,7 @@ def test_worked_example():
     assert decode[4][0] == (1, 102, 22)
     assert list(outputs[0].token_ids[:10]) == list(range(10, 20))
     assert list(outputs[1].token_ids[:3]) == [20, 21, 22]
-    assert engine.num_free_pages == engine.model.geometry.num_pages
+    assert engine.num_free_pages == engine.sizes.geometry().num_pages
 
 
 DRAFTERS = {
@@ -94,7 +94,7 @@ def test_context_and_length_limits(lengths, wanted, k, tile, seed, limit):
         assert list(output.token_ids) == expect
         assert output.finish_reason == ("length" if len(expect) == wanted else "context")
     assert all(0 <= p < limit for call in target.calls for _, p, _ in call)
-    assert engine.num_free_pages == engine.model.geometry.num_pages
+    assert engine.num_free_pages == engine.sizes.geometry().num_pages
 
 
 def test_exhausted_context_takes_a_zero_draft_step():

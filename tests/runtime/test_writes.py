@@ -26,7 +26,7 @@ class Cache:
 
 def watched(engine: Engine) -> list[Cache]:
     """Every cache tensor of target and drafter."""
-    target, g, out = engine.model.target, engine.model.geometry, []
+    target, g, out = engine.runtime.model.target, engine.sizes.geometry(), []
     window = ring_length(target.config.sliding_window, g)
     for layer, ratio in zip(target.caches, target.config.compress_ratios, strict=True):
         out.append(Cache(layer.window, window))
@@ -35,7 +35,7 @@ def watched(engine: Engine) -> list[Cache]:
             out += [Cache(layer.state, state), Cache(layer.entries, g.page_size // ratio, ratio)]
         if layer.index_keys is not None:
             out += [Cache(layer.index_state, state), Cache(layer.index_keys, g.page_size // ratio, ratio)]
-    return [*out, Cache(engine.model.drafter.cache.window, window, drafter=True)]
+    return [*out, Cache(engine.runtime.model.drafter.cache.window, window, drafter=True)]
 
 
 def allowed(cache: Cache, slot: int, pages: list[int], position: int, depth: int, recent: int) -> set[int]:

@@ -1,0 +1,23 @@
+"""Which rows fill a request's caches, and in which calls. Knows: the journal. Does not know: how a call runs.
+
+A row's cache entries depend on the number of rows of the call that wrote them (bitwise; DESIGN §4.3). So a cache that
+is rebuilt is bitwise the one that was lost only if every row is computed again by a call of the size that it was
+first computed by: the prompt, but for its last token, by prefill calls of P rows; the last prompt token and all
+committed tokens by calls of T rows, which is what verified them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .request import Live
+
+
+def fill_calls(todo: Sequence[Live], prefill_tile: int, tile: int) -> Iterator[tuple[bool, list[tuple[Live, int]]]]:
+    """Yield (whether it is a replay, (request, position) of each row) for all rows before the tails. Rows of several
+    requests share a call; rows of one request come in order, over all calls."""
+    prompts = [(live, p) for live in todo for p in range(len(live.request.prompt) - 1)]
+    committed = [(live, p) for live in todo for p in range(len(live.request.prompt) - 1, len(live.tokens) - 1)]
+    for replay, rows, size in ((False, prompts, prefill_tile), (True, committed, tile)):
+        for start in range(0, len(rows), size):
+            yield replay, rows[start : start + size]

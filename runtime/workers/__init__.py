@@ -1,0 +1,1 @@
+"""The zmq runtime: one worker process per device. ``docs/runtime.md`` is its picture."""

@@ -1,0 +1,297 @@
+"""The zmq runtime: a group of worker processes that share one arena and run the plans of one deployment.
+
+Knows: what was sent, what came back, who is late, who is dead. Does not know: requests, tokens, what a stage computes.
+The engine's journal is the truth; whatever is lost here can be rebuilt from it.
+
+States: down → starting → idle ⇄ running → aborting → idle; any → failed (a worker died or is late), then down.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from draftline.compiler.plan import Plan
+from draftline.graph.errors import (
+    CapacityError,
+    DraftlineError,
+    PlanError,
+    StageError,
+    TransportError,
+    WorkerError,
+    WorkerLateError,
+    WorkerLostError,
+    WorkerStartError,
+)
+
+from ..arena import Arena, ArenaLayout, arena_layout, metadata_arrays
+from ..running import Outputs, Pending, Totals
+from ..trace import Spans
+from . import messages as m
+from . import shared
+from .launch import Crew, Launch
+from .pending import Call, Starting
+from .process import Child
+from .roster import Roster
+from .watch import Watch
+
+LOOK = 0.25
+"""Seconds between two looks at who is late, while nothing comes."""
+
+
+class RemotePlan:
+    """A plan that the workers run; its inputs and outputs lie in the shared arena."""
+
+    def __init__(self, plan: Plan, number: int, memory: Any, layout: ArenaLayout) -> None:
+        self.plan, self.number = plan, number
+        arena = Arena(plan, memory, layout)
+        self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = metadata_arrays(plan, arena.metadata)  # type: ignore[assignment]
+        self.outputs: Outputs = {name: arena.view(view) for name, view in plan.outputs}
+
+
+class WorkerGroup:
+    """See the module's docstring. ``close`` it, or use it as a context; at exit it is closed in any case."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Raises TransportError for an endpoint that is refused. Nothing is started before ``bind``."""
+        self._launch, self.limits = launch, launch.limits
+        self._roster = Roster(launch)
+        self.totals = Totals()
+        self.epoch, self._step, self._failures = 0, 0, 0
+        self._state = "down"
+        self._answer: Outputs | DraftlineError | None = None
+        self._waiting_for: set[int] = set()
+        self._counted = np.zeros(shared.CELLS, dtype=np.int64)
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def bind(self, plans: Sequence[Plan]) -> list[RemotePlan]:
+        """Start one worker per device of the plans and wait until all are ready.
+
+        Raises WorkerStartError naming who is not, PlanError for a device that no worker can own.
+        """
+        if self._state != "down" or self.epoch:
+            raise PlanError("a group of workers is bound once")
+        self._plans, self._crew = list(plans), Crew.of(plans, self._launch)
+        self.devices = list(self._crew.devices)
+        layout = arena_layout(plans)
+        size = shared.MemoryLayout(len(self.devices), layout.nbytes, self._launch.trace)
+        self._memory_fd = shared.create(size.nbytes)
+        weakref.finalize(self, os.close, self._memory_fd)
+        self._memory = shared.Shared(self._memory_fd, size)
+        self._watch = Watch(self._plans, self.devices, self._memory.cells)
+        self._rings = [self._memory.spans(n) for n in range(len(self.devices))]
+        arena = self._memory.arena()
+        self.bound = [RemotePlan(plan, n, arena, layout) for n, plan in enumerate(plans)]
+        starting = Starting(self, time.monotonic())
+        try:
+            starting.wait()
+            starting.result()
+        except BaseException:
+            self.close()
+            raise
+        return self.bound
+
+    def restart(self) -> Pending:
+        """End what is left of the workers and start all anew. Raises WorkerLostError after too many in a row."""
+        error = self._answer
+        self._state = "down"
+        self._roster.kill(self.epoch)
+        self._failures += 1
+        if self._failures > self.limits.max_restarts:
+            raise WorkerLostError(f"the workers failed {self._failures} times in a row; the last time: {error}")
+        self.totals.restarts += 1
+        wait = min(self.limits.backoff * 2 ** (self._failures - 1), self.limits.max_backoff)
+        return Starting(self, time.monotonic() + wait)
+
+    def spawn(self) -> None:
+        """Start all processes; they are ready later. For ``Starting``."""
+        self.epoch += 1
+        self._memory.clear()
+        self._counted[:] = 0
+        self._state, self._answer = "starting", None
+        self._waiting_for = set(range(len(self.devices)))
+        self._where = [""] * len(self.devices)
+        self._began = time.monotonic()
+        self._roster.start(self._crew, self.epoch, self._memory_fd)
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def start(self, bound: RemotePlan) -> Pending:
+        """Send one step to the entry's worker. Raises CapacityError while another call is under way."""
+        if self._state in ("running", "aborting", "starting"):
+            raise CapacityError("the workers run one step at a time, and one is under way")
+        self._current = bound
+        if self._state != "idle":
+            self._answer = self._answer if isinstance(self._answer, WorkerError) else WorkerLostError("no worker runs")
+            return Call(self)
+        self._step += 1
+        self._state, self._answer = "running", None
+        self._watch.begin(time.monotonic())
+        self._post(self.devices.index(bound.plan.entry), m.Step(self.epoch, self._step, bound.number))
+        return Call(self)
+
+    def _post(self, worker: int, message: m.Message) -> None:
+        self.totals.hops += isinstance(message, m.Step)
+        try:
+            self._roster.post(worker, message)
+        except WorkerLostError as error:
+            self.fail(error)
+
+    @property
+    def answer(self) -> Outputs | DraftlineError | None:
+        """What the current call or start came to; None while it is under way."""
+        return self._answer
+
+    def sockets(self) -> list[Any]:
+        """What becomes readable when something happens."""
+        return self._roster.sources()
+
+    def patience(self) -> float:
+        """Seconds after which to look again who is late."""
+        return LOOK
+
+    def pump(self, timeout: float) -> None:
+        """Handle what has come, waiting up to ``timeout`` seconds for the first of it; then look who is late."""
+        dead = self._roster.poll(timeout)
+        for message in self._roster.receive():
+            if isinstance(message, TransportError):
+                self.totals.refused += 1
+            else:
+                self._handle(message[0])
+        if self._answer is None and dead is not None:
+            self._died(dead)
+        elif self._answer is None:
+            self._check_deadlines()
+
+    def _handle(self, message: m.Message) -> None:
+        of_a_step = isinstance(message, m.Done | m.Failed | m.Idle)
+        if message.epoch != self.epoch or (
+            of_a_step and (message.step != self._step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
+        ):
+            self.totals.late += 1
+        elif isinstance(message, m.Ready) and self._state == "starting":
+            self._ready(message)
+        elif isinstance(message, m.Done) and self._state == "running":
+            self._state, self._failures = "idle", 0
+            self.totals.steps += 1
+            self.totals.hops += 1
+            self._count()
+            self._answer = self._current.outputs
+        elif isinstance(message, m.Failed):
+            self._abort(message)
+        elif isinstance(message, m.Idle) and self._state == "aborting":
+            self._waiting_for.discard(message.worker)
+            if not self._waiting_for:
+                self._count()
+                self._state, self._answer = "idle", self._error
+        else:
+            self.totals.refused += 1
+
+    def _ready(self, message: m.Ready) -> None:
+        if message.worker in self._waiting_for:
+            self._waiting_for.discard(message.worker)
+            self._where[message.worker] = message.inbox
+        if not self._waiting_for:
+            self._roster.connect(self._where)
+            self._state, self._answer = "idle", {}
+            for n in range(len(self.devices)):
+                self._post(n, m.Peers(self.epoch, tuple(self._where)))
+
+    def _abort(self, message: m.Failed) -> None:
+        """Have all workers forget the step; the first failure is the one that counts."""
+        if self._state != "running":
+            return
+        self._error = StageError(f"{message.message} (worker {message.worker}, step {message.step})")
+        self._error.add_note(message.traceback)
+        self._state, self._waiting_for = "aborting", set(range(len(self.devices)))
+        self._watch.begin(time.monotonic())
+        for n in range(len(self.devices)):
+            self._post(n, m.Abort(self.epoch, self._step))
+
+    def _count(self) -> None:
+        """Add what the workers' cells have counted since the last time."""
+        now = self._memory.cells.sum(0)
+        new = now - self._counted
+        self._counted = now
+        self.totals.hops += int(new[shared.SIGNALS])
+        self.totals.waves += int(new[shared.WAVES])
+        self.totals.cancelled += int(new[shared.CANCELLED])
+        self.totals.late += int(new[shared.LATE])
+        self.totals.refused += int(new[shared.REFUSED])
+
+    # -- who is late, who is dead ----------------------------------------------------------------------------
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._state == "starting" and now - self._began > self.limits.start_timeout:
+            missing = [self._roster.children[n] for n in sorted(self._waiting_for)]
+            said = "".join(f"\n{c} {self._phase(c)}{c.tail()}" for c in missing)
+            who = ", ".join(str(c) for c in missing)
+            self.fail(WorkerStartError(f"{who} not ready after {self.limits.start_timeout:g} s{said}"))
+        elif self._state in ("running", "aborting"):
+            found = self._watch.late(self._current.plan, self._step, now)
+            if found is not None:
+                child = self._roster.children[found.worker]
+                age = now - self._memory.cells[found.worker][shared.BEAT] / 1e9
+                self.fail(
+                    WorkerLateError(
+                        f"{child} is late in step {self._step}: {found.what}; its last heartbeat was {age:.1f} s"
+                        f" ago{child.tail()}"
+                    )
+                )
+
+    def _phase(self, child: Child) -> str:
+        return "was " + shared.STATES[int(self._memory.cells[child.index][shared.STATE])]
+
+    def _died(self, child: Child) -> None:
+        if self._state == "starting":
+            what = f"{child} {child.ending()} before it was ready; it {self._phase(child)}{child.tail()}"
+            self.fail(WorkerStartError(what))
+        else:
+            where = self._watch.where(child.index)
+            self.fail(WorkerLostError(f"{child} {child.ending()} in step {self._step}{where}{child.tail()}"))
+
+    def fail(self, error: WorkerError) -> None:
+        """The call under way, or the start, came to this."""
+        self._state, self._answer = "failed", error
+
+    # -- what there is to see, and the end -------------------------------------------------------------------
+
+    def tracks(self) -> list[tuple[str, Spans]]:
+        """(device, spans) of every worker."""
+        return list(zip(self.devices, self._rings, strict=True))
+
+    @property
+    def captures(self) -> int:
+        """Segments captured by the workers that run now."""
+        return int(self._memory.cells[:, shared.CAPTURES].sum())
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids, by number."""
+        return [child.pid for child in self._roster.children]
+
+    @property
+    def directory(self) -> str:
+        """The run directory."""
+        return self._roster.directory
+
+    def close(self) -> None:
+        """Ask the workers to end, make them end, remove the run directory. May be called again."""
+        asked = self._state == "idle"
+        for n in range(len(self._roster.children) if asked else 0):
+            self._post(n, m.Stop(self.epoch))
+        self._state = "down"
+        self._roster.close(asked)
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

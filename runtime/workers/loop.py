@@ -1,0 +1,237 @@
+"""The worker's loop: wait for a message, run this device's part of a step, answer.
+
+Knows: one device's programs, its inbox, whom it tells. Does not know: requests, other workers' programs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from dataclasses import replace
+
+import torch
+import zmq
+
+from draftline.compiler.capture import Capture, backend
+from draftline.compiler.plan import Plan
+from draftline.graph.errors import DraftlineError, TransportError, WorkerLateError
+from draftline.stages.models.core import Loaded
+from draftline.stages.registry import lookup as builtin_lookup
+
+from ..arena import Arena, arena_layout
+from ..deployment import load
+from ..execute import Program, build_stages
+from . import messages as m
+from . import shared, ship
+from .boot import Boot
+from .endpoints import Curve
+from .sockets import inbox, outbox, post
+
+
+class _Aborted(Exception):
+    """The driver said that this step is over."""
+
+
+class Worker:
+    """One process's state. ``cells`` is its line in the shared memory: signs of life, counters."""
+
+    def __init__(self, boot: Boot, luggage: bytes) -> None:
+        self._boot = boot
+        torch.set_num_threads(len(boot.cores))
+        plans = [Plan.from_json(text) for text in boot.plans]
+        layout = arena_layout(plans)
+        memory = shared.Shared(boot.memory_fd, shared.MemoryLayout(len(boot.devices), layout.nbytes, boot.trace))
+        os.close(boot.memory_fd)
+        self._cells, self._spans = memory.cells[boot.index], memory.spans(boot.index)
+        self._cells[shared.EPOCH] = boot.epoch
+        curve = None if boot.curve is None else Curve(*boot.curve)
+        self._context = zmq.Context()
+        self._inbox = inbox(self._context, boot.inbox, curve)
+        self._driver = outbox(self._context, boot.driver, curve)
+        self._curve = curve
+        self._peers: dict[str, zmq.Socket] = {}
+        self._phase(2)
+        model, lookup = self._load(ship.unpack(luggage))
+        self._phase(3)
+        self._backends: dict[str, Capture] = {}
+        self._programs = [self._bind(plan, model, lookup, memory, layout) for plan in plans]
+        self._cells[shared.CAPTURES] = sum(b.captures for b in self._backends.values())
+        self._step, self._signals = 0, set[int]()
+        self._since = 0
+
+    def _phase(self, state: int) -> None:
+        self._cells[shared.STATE] = state
+        self._beat()
+
+    def _beat(self) -> None:
+        self._cells[shared.BEAT] = time.monotonic_ns()
+
+    def _load(self, luggage: ship.Luggage) -> tuple[Loaded, object]:
+        sizes, uses = self._boot.sizes, self._boot.uses
+        model = load(self._boot.model, sizes, uses) if luggage.load is None else luggage.load(sizes)
+        if "target" not in uses:
+            model = replace(model, target=None)
+        if "drafter" not in uses:
+            model = replace(model, drafter=None)
+        return model, lambda name: luggage.stages.get(name) or builtin_lookup(name)
+
+    def _bind(self, plan: Plan, model: Loaded, lookup: object, memory: shared.Shared, layout: object) -> Program | None:
+        worker = next((w for w in plan.workers if w.device == self._boot.device), None)
+        if worker is None:
+            return None
+        arena = Arena(plan, memory.arena(), layout)  # type: ignore[arg-type]
+        stages = build_stages(plan, [worker.device], model, lookup)  # type: ignore[arg-type]
+        return Program(plan, worker, arena, stages, self._capture, lambda: None)
+
+    def _capture(self, name: str) -> Capture:
+        return self._backends.setdefault(name, backend(name))
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def serve(self) -> int:
+        """Answer messages until told to stop; the exit code."""
+        where = self._inbox.get_string(zmq.LAST_ENDPOINT)
+        self._tell_driver(m.Ready(self._boot.epoch, self._boot.index, os.getpid(), where))
+        self._phase(shared.IDLE)
+        with torch.inference_mode():
+            while True:
+                message = self._receive(self._boot.heartbeat)
+                if isinstance(message, m.Stop):
+                    break
+                if isinstance(message, m.Peers):
+                    self._connect(message)
+                elif isinstance(message, m.Abort):
+                    self._idle(message.step)
+                elif isinstance(message, m.Step | m.Signal) and message.step > self._step:
+                    self._begin(message)
+                else:
+                    self._drop(message)
+                self._beat()
+        for socket in (self._inbox, self._driver, *self._peers.values()):
+            socket.close()
+        self._context.term()
+        return 0
+
+    def _connect(self, message: m.Peers) -> None:
+        for device, where in zip(self._boot.devices, message.inboxes, strict=False):
+            if device != self._boot.device and device not in self._peers:
+                self._peers[device] = outbox(self._context, where, self._curve)
+
+    def _receive(self, timeout: float) -> m.Message | None:
+        """The next message of this epoch within ``timeout`` seconds; what is none of ours is counted and dropped."""
+        if timeout > 0 and not self._inbox.poll(timeout * 1000):
+            return None
+        try:
+            message = m.unpack(self._boot.key, self._inbox.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+        except TransportError:
+            self._cells[shared.REFUSED] += 1
+            return None
+        if message.epoch != self._boot.epoch:
+            self._cells[shared.LATE] += 1
+            return None
+        if not isinstance(message, m.Peers | m.Step | m.Signal | m.Abort | m.Stop) or (
+            isinstance(message, m.Step | m.Signal) and message.plan >= len(self._programs)
+        ):
+            self._cells[shared.REFUSED] += 1
+            return None
+        return message
+
+    def _begin(self, message: m.Step | m.Signal) -> None:
+        """Run this worker's program of the step that the message belongs to."""
+        program = self._programs[message.plan]
+        if program is None:
+            self._cells[shared.REFUSED] += 1
+            return
+        self._step, self._plan = message.step, message.plan
+        self._signals = {message.edge} if isinstance(message, m.Signal) else set()
+        cells = self._cells
+        cells[shared.STEP], cells[shared.PLAN], cells[shared.INDEX] = message.step, message.plan, 0
+        self._phase(shared.RUNNING)
+        try:
+            self._run(program)
+            if program.device == program.plan.exit:
+                self._tell_driver(m.Done(self._boot.epoch, self._step))
+        except _Aborted:
+            self._idle(self._step)
+        except DraftlineError as error:
+            where = "".join(traceback.format_exception(error.__cause__ or error))
+            index, epoch = self._boot.index, self._boot.epoch
+            self._tell_driver(m.Failed(epoch, self._step, index, m.clip(str(error)), m.clip(where)))
+        self._phase(shared.IDLE)
+
+    def _run(self, program: Program) -> None:
+        for edge in program.run(self):
+            self._wait(program, edge)
+
+    def _wait(self, program: Program, edge: int) -> None:
+        """Until the edge's signal is here. Raises WorkerLateError, and _Aborted if the driver gave the step up."""
+        limit = program.plan.deadline("WAIT")
+        end = time.monotonic() + limit
+        while edge not in self._signals:
+            left = end - time.monotonic()
+            if left <= 0:
+                source = program.plan.edges[edge].source
+                raise WorkerLateError(f"step {self._step}: {source} did not tell edge {edge} within {limit:g} s")
+            self._take(min(left, self._boot.heartbeat))
+
+    def _take(self, timeout: float) -> None:
+        """One message while a step runs. Raises _Aborted."""
+        message = self._receive(timeout)
+        if isinstance(message, m.Signal) and message.step == self._step:
+            self._signals.add(message.edge)
+        elif isinstance(message, m.Abort) and message.step == self._step:
+            raise _Aborted
+        elif isinstance(message, m.Stop):
+            raise SystemExit(0)
+        else:
+            self._drop(message)
+
+    def _drop(self, message: m.Message | None) -> None:
+        """Count a message that comes too late. A verdict that no draft waited for is none."""
+        if message is None:
+            return
+        program = self._programs[message.plan] if isinstance(message, m.Signal) else None
+        asked = program is not None and isinstance(message, m.Signal) and message.edge in program.polled
+        self._cells[shared.LATE] += not asked
+
+    def _idle(self, step: int) -> None:
+        self._step = max(self._step, step)
+        self._tell_driver(m.Idle(self._boot.epoch, step, self._boot.index))
+
+    def _tell_driver(self, message: m.Message) -> None:
+        post(self._driver, m.pack(self._boot.key, message))
+
+    # -- what a program asks (execute.Links) -----------------------------------------------------------------
+
+    def arrived(self, edge: int) -> bool:
+        """Whether the signal is here; takes what has come meanwhile."""
+        while edge not in self._signals and self._inbox.poll(0):
+            self._take(0)
+        return edge in self._signals
+
+    def signal(self, edge: int) -> None:
+        """Tell the worker at the other end."""
+        self._cells[shared.SIGNALS] += 1
+        program = self._programs[self._plan]
+        assert program is not None
+        message = m.Signal(self._boot.epoch, self._step, self._plan, edge)
+        post(self._peers[program.plan.edges[edge].target], m.pack(self._boot.key, message))
+
+    def began(self, index: int) -> None:
+        """A sign of life: the loop is at this instruction now."""
+        self._since = time.monotonic_ns()
+        self._cells[shared.INDEX] = index
+        self._cells[shared.BEAT] = self._since
+
+    def ended(self, index: int, ran: bool) -> None:
+        """Count, and keep the span."""
+        program = self._programs[self._plan]
+        assert program is not None
+        wave = program.segments[program.instructions[index].segment][0].per_wave
+        self._cells[shared.WAVES] += ran and wave
+        self._cells[shared.CANCELLED] += not ran and not wave
+        if self._spans.on:
+            self._spans.add(self._since, time.monotonic_ns(), self._step, self._plan, index, ran)

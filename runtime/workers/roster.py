@@ -1,0 +1,155 @@
+"""The processes and sockets of one group: start them, hear from them, end them, leave nothing behind.
+
+Knows: the run directory, pipes, the driver's inbox, an outbox per worker. Does not know: steps, plans, what a message
+means.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import zmq
+
+from draftline.graph.errors import TransportError, WorkerLostError
+
+from . import messages as m
+from .endpoints import Curve, RunDirectory, check_tcp, load_keys
+from .launch import Crew, Launch
+from .process import Child, spawn, stop, wait
+from .sockets import inbox, outbox, post
+
+FLOOD = 1000
+"""Messages that are taken at once: a peer that floods the inbox must not keep the driver from its deadlines."""
+
+
+class Roster:
+    """``close`` it; at exit, or when it is forgotten, it is closed in any case."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Raises TransportError for an endpoint that is refused."""
+        self._launch, self._key = launch, secrets.token_bytes(m.KEY_BYTES)
+        self.curve: Curve | None = None
+        self._host = ""
+        if launch.transport != "ipc":
+            self.curve = None if launch.curve_keys is None else load_keys(launch.curve_keys)
+            self._host = check_tcp(launch.transport, self.curve)
+        self.children: list[Child] = []
+        self._directory = RunDirectory(launch.directory)
+        pipe = os.pipe()
+        self._death_pipe = pipe[0]
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket] = []
+        grace = launch.limits.grace
+        self._close = weakref.finalize(
+            self, _close, self._directory, self._context, self.children, self._sockets, pipe, grace
+        )
+        try:
+            self._inbox = inbox(self._context, self._endpoint("driver"), self.curve)
+        except TransportError:
+            self._close()
+            raise
+        self._sockets.append(self._inbox)
+
+    def _endpoint(self, name: str) -> str:
+        """Where a socket binds: a path in the run directory, or any free port of the host."""
+        return f"tcp://{self._host}:*" if self._host else self._directory.endpoint(name)
+
+    @property
+    def directory(self) -> str:
+        return str(self._directory.path)
+
+    def start(self, crew: Crew, epoch: int, memory_fd: int) -> None:
+        """Start every worker of the crew. Raises WorkerStartError, and UsageError outside the main thread."""
+        driver = self._inbox.get_string(zmq.LAST_ENDPOINT)
+        for n in range(len(crew.devices)):
+            boot = crew.boot(
+                self._launch,
+                n,
+                key=self._key,
+                epoch=epoch,
+                inbox=self._endpoint(f"w{n}.{epoch}"),
+                driver=driver,
+                memory_fd=memory_fd,
+                curve=None if self.curve is None else (self.curve.public, self.curve.secret),
+            )
+            timeout = self._launch.limits.start_timeout
+            self.children.append(spawn(boot, crew.luggage, self._directory.path, self._death_pipe, timeout))
+        self._poller = zmq.Poller()
+        for source in self.sources():
+            self._poller.register(source, zmq.POLLIN)
+
+    def connect(self, inboxes: Sequence[str]) -> None:
+        """Open an outbox to every worker, by number."""
+        self._sockets += [outbox(self._context, where, self.curve) for where in inboxes]
+
+    def sources(self) -> list[Any]:
+        """What becomes readable when a message comes or a worker ends."""
+        return [self._inbox, *(child.sentinel for child in self.children if child.sentinel is not None)]
+
+    def post(self, worker: int, message: m.Message, tensors: Sequence[Any] = ()) -> None:
+        """Send a message to a worker. Raises WorkerLostError if it has stopped taking any."""
+        try:
+            post(self._sockets[1 + worker], [*m.pack(self._key, message), *tensors])
+        except TransportError as error:
+            raise WorkerLostError(f"{self.children[worker]} takes no messages: {error}") from None
+
+    def poll(self, timeout: float) -> Child | None:
+        """Wait up to ``timeout`` seconds for a message or an end; gives a worker that has ended."""
+        events = dict(self._poller.poll(timeout * 1000))
+        for child in self.children:
+            if (child.sentinel is None or child.sentinel in events) and not child.alive():
+                return child
+        return None
+
+    def receive(self) -> Iterator[tuple[m.Message, list[Any]] | TransportError]:
+        """Yield what has come: messages with their raw frames, and an error for what is none."""
+        for _ in range(FLOOD):
+            try:
+                frames = self._inbox.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                yield m.unpack(self._key, frames[:2]), frames[2:]
+            except TransportError as error:
+                yield error
+
+    def kill(self, epoch: int) -> None:
+        """End every worker at once; nothing of theirs is needed any more."""
+        for child in self.children:
+            child.process.kill()
+        stop(self.children, 0.0)
+        self.children.clear()
+        for socket in self._sockets[1:]:
+            socket.close(0)
+        del self._sockets[1:]
+        self._directory.forget(f"*.{epoch}")
+
+    def close(self, asked: bool) -> None:
+        """End the workers, remove the run directory. ``asked``: they were told to stop, so they have some time first.
+        May be called again."""
+        if asked and self._close.alive:
+            wait(self.children, self._launch.limits.grace)
+        self._close()
+
+
+def _close(
+    directory: RunDirectory,
+    context: zmq.Context,
+    children: list[Child],
+    sockets: list[zmq.Socket],
+    pipe: tuple[int, int],
+    grace: float,
+) -> None:
+    try:
+        stop(children, grace)
+    finally:
+        for socket in sockets:
+            socket.close(0)
+        context.term()
+        for fd in pipe:
+            os.close(fd)
+        directory.remove()

@@ -1,0 +1,100 @@
+"""Memory that driver and workers share: control cells, trace rings, the arena.
+
+Knows: an anonymous file that each process maps. Does not know: plans, messages.
+
+The file has no name anywhere (``memfd_create``, elsewhere an unlinked temporary file): children inherit its
+descriptor, and the system frees it with the last process that holds it, however that process ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..trace import SPAN_FIELDS, SPAN_ROWS, Spans
+
+Cells = np.ndarray
+"""int64 [CELLS]: one worker's line, written by that worker alone."""
+
+BEAT, STATE, EPOCH, STEP, PLAN, INDEX, SIGNALS, WAVES, CAPTURES, REFUSED, LATE, CANCELLED = range(12)
+CELLS = 16
+"""BEAT: CLOCK_MONOTONIC in ns when the work loop last moved; STATE: one of ``STATES``; EPOCH, STEP, PLAN and INDEX:
+what it is at; the rest counts since the worker was started."""
+
+STATES = ("starting", "importing", "loading the model", "binding the plans", "idle", "running")
+IDLE, RUNNING = 4, 5
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Bytes of the shared file: cells of all workers, their trace rings (if any), the arena."""
+
+    workers: int
+    arena: int
+    trace: bool
+
+    @property
+    def _rings(self) -> int:
+        return self.workers * 8 * (1 + SPAN_ROWS * SPAN_FIELDS) if self.trace else 0
+
+    @property
+    def spans_at(self) -> int:
+        return _pages(self.workers * CELLS * 8)
+
+    @property
+    def arena_at(self) -> int:
+        return _pages(self.spans_at + self._rings)
+
+    @property
+    def nbytes(self) -> int:
+        return _pages(self.arena_at + max(self.arena, 1))
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def create(nbytes: int) -> int:
+    """A descriptor of ``nbytes`` zero bytes without a name. The caller closes it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("draftline-arena", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+class Shared:
+    """The file, mapped. The mapping lives as long as a tensor or array of it does."""
+
+    def __init__(self, fd: int, layout: MemoryLayout) -> None:
+        self.layout = layout
+        map_ = mmap.mmap(fd, layout.nbytes)
+        self._bytes = np.frombuffer(map_, dtype=np.uint8)
+        self.cells = self._bytes[: layout.workers * CELLS * 8].view(np.int64).reshape(layout.workers, CELLS)
+
+    def spans(self, worker: int) -> Spans:
+        """The worker's trace ring; one that keeps nothing if the run is not traced."""
+        if not self.layout.trace:
+            return Spans(None)
+        size = 8 * (1 + SPAN_ROWS * SPAN_FIELDS)
+        start = self.layout.spans_at + worker * size
+        return Spans(self._bytes[start : start + size].view(np.int64))
+
+    def arena(self) -> Tensor:
+        """The arena's bytes."""
+        start = self.layout.arena_at
+        return torch.from_numpy(self._bytes[start : start + self.layout.arena])
+
+    def clear(self) -> None:
+        """Forget everything: a new epoch begins. No worker may be alive."""
+        self._bytes[:] = 0
