@@ -35,6 +35,8 @@ class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plans: list[str]
     memory_fd: int
     trace: bool
+    shares_memory: bool
+    max_frame: int
     model: str
     sizes: Sizes
     uses: list[str]

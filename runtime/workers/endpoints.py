@@ -117,8 +117,9 @@ def load_keys(path: Path) -> Curve:
 _TCP = re.compile(r"tcp://(\[[^\]]+\]|[^:/\s]+)(?::(\d+))?")
 
 
-def check_tcp(endpoint: str, curve: Curve | None) -> str:
-    """The host of ``tcp://host`` or ``tcp://host:port``. Raises TransportError for a host that means every interface,
+def check_tcp(endpoint: str, curve: Curve | None) -> tuple[str, int | None]:
+    """Host and port (None: any free one) of ``tcp://host`` or ``tcp://host:port``; the port is for the driver's inbox.
+    Raises TransportError for a host that means every interface,
     for anything that is no such endpoint, and where there are no keys."""
     match = _TCP.fullmatch(endpoint)
     if match is None:
@@ -130,7 +131,7 @@ def check_tcp(endpoint: str, curve: Curve | None) -> str:
         raise TransportError(f"transport {endpoint!r}: port {match[2]} is not a port (0 to 65535)")
     if curve is None or not curve.public or not curve.secret:
         raise TransportError(f"transport {endpoint!r}: tcp needs CURVE keys; give --curve-keys FILE")
-    return match[1]
+    return match[1], None if match[2] is None else int(match[2])
 
 
 def _any_address(host: str) -> bool:

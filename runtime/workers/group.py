@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from draftline.compiler.frames import Carried, carried, travelling
 from draftline.compiler.plan import Plan
 from draftline.graph.errors import (
     CapacityError,
@@ -32,8 +34,8 @@ from draftline.graph.errors import (
 from ..arena import Arena, ArenaLayout, arena_layout, metadata_arrays
 from ..running import Outputs, Pending, Totals
 from ..trace import Spans
+from . import frames, shared
 from . import messages as m
-from . import shared
 from .launch import Crew, Launch
 from .pending import Call, Starting
 from .process import Child
@@ -49,7 +51,7 @@ class RemotePlan:
 
     def __init__(self, plan: Plan, number: int, memory: Any, layout: ArenaLayout) -> None:
         self.plan, self.number = plan, number
-        arena = Arena(plan, memory, layout)
+        self.arena = arena = Arena(plan, memory, layout)
         self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = metadata_arrays(plan, arena.metadata)  # type: ignore[assignment]
         self.outputs: Outputs = {name: arena.view(view) for name, view in plan.outputs}
 
@@ -80,13 +82,16 @@ class WorkerGroup:
         self._plans, self._crew = list(plans), Crew.of(plans, self._launch)
         self.devices = list(self._crew.devices)
         layout = arena_layout(plans)
-        size = shared.MemoryLayout(len(self.devices), layout.nbytes, self._launch.trace)
+        shares = self._launch.shares_memory
+        size = shared.MemoryLayout(len(self.devices), layout.nbytes if shares else 0, self._launch.trace)
         self._memory_fd = shared.create(size.nbytes)
         weakref.finalize(self, os.close, self._memory_fd)
         self._memory = shared.Shared(self._memory_fd, size)
         self._watch = Watch(self._plans, self.devices, self._memory.cells)
         self._rings = [self._memory.spans(n) for n in range(len(self.devices))]
-        arena = self._memory.arena()
+        arena = self._memory.arena() if shares else torch.zeros(layout.nbytes, dtype=torch.uint8)
+        states = frozenset[str]() if shares else travelling(plans)
+        self._carried = [Carried((), (), ()) if shares else carried(plan, states) for plan in plans]
         self.bound = [RemotePlan(plan, n, arena, layout) for n, plan in enumerate(plans)]
         starting = Starting(self, time.monotonic())
         try:
@@ -133,13 +138,15 @@ class WorkerGroup:
         self._step += 1
         self._state, self._answer = "running", None
         self._watch.begin(time.monotonic())
-        self._post(self.devices.index(bound.plan.entry), m.Step(self.epoch, self._step, bound.number))
+        headers, raw = frames.put(bound.arena.buffer(name) for name in self._carried[bound.number].step)
+        message = m.Step(self.epoch, self._step, bound.number, headers)
+        self._post(self.devices.index(bound.plan.entry), message, raw)
         return Call(self)
 
-    def _post(self, worker: int, message: m.Message) -> None:
+    def _post(self, worker: int, message: m.Message, raw: Sequence[bytes] = ()) -> None:
         self.totals.hops += isinstance(message, m.Step)
         try:
-            self._roster.post(worker, message)
+            self._roster.post(worker, message, raw)
         except WorkerLostError as error:
             self.fail(error)
 
@@ -163,13 +170,13 @@ class WorkerGroup:
             if isinstance(message, TransportError):
                 self.totals.refused += 1
             else:
-                self._handle(message[0])
+                self._handle(*message)
         if self._answer is None and dead is not None:
             self._died(dead)
         elif self._answer is None:
             self._check_deadlines()
 
-    def _handle(self, message: m.Message) -> None:
+    def _handle(self, message: m.Message, raw: Sequence[bytes]) -> None:
         of_a_step = isinstance(message, m.Done | m.Failed | m.Idle)
         if message.epoch != self.epoch or (
             of_a_step and (message.step != self._step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
@@ -178,11 +185,7 @@ class WorkerGroup:
         elif isinstance(message, m.Ready) and self._state == "starting":
             self._ready(message)
         elif isinstance(message, m.Done) and self._state == "running":
-            self._state, self._failures = "idle", 0
-            self.totals.steps += 1
-            self.totals.hops += 1
-            self._count()
-            self._answer = self._current.outputs
+            self._done(message, raw)
         elif isinstance(message, m.Failed):
             self._abort(message)
         elif isinstance(message, m.Idle) and self._state == "aborting":
@@ -202,6 +205,20 @@ class WorkerGroup:
             self._state, self._answer = "idle", {}
             for n in range(len(self.devices)):
                 self._post(n, m.Peers(self.epoch, tuple(self._where)))
+
+    def _done(self, message: m.Done, raw: Sequence[bytes]) -> None:
+        bound = self._current
+        try:
+            names = self._carried[bound.number].done
+            frames.take(message.tensors, raw, [bound.arena.buffer(name) for name in names])
+        except TransportError:
+            self.totals.refused += 1
+            return
+        self._state, self._failures = "idle", 0
+        self.totals.steps += 1
+        self.totals.hops += 1
+        self._count()
+        self._answer = bound.outputs
 
     def _abort(self, message: m.Failed) -> None:
         """Have all workers forget the step; the first failure is the one that counts."""

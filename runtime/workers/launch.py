@@ -54,6 +54,13 @@ class Launch:
     directory: Path | None = None
     transport: str = "ipc"
     curve_keys: Path | None = None
+    max_frame: int = 2**30
+    """Bytes of the largest raw tensor frame; they only travel over tcp."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the arena is one memory for all; else tensors travel as raw frames."""
+        return self.transport == "ipc"
 
 
 def devices_of(plans: Sequence[Plan]) -> list[str]:
@@ -108,6 +115,8 @@ class Crew:
             devices=list(self.devices),
             plans=list(self.plans),
             trace=launch.trace,
+            shares_memory=launch.shares_memory,
+            max_frame=launch.max_frame if not launch.shares_memory else 0,
             model=launch.model,
             sizes=launch.sizes,
             uses=list(self.uses[n]),

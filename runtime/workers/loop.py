@@ -8,25 +8,30 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import zmq
 
 from draftline.compiler.capture import Capture, backend
+from draftline.compiler.frames import Carried, carried, travelling
 from draftline.compiler.plan import Plan
 from draftline.graph.errors import DraftlineError, TransportError, WorkerLateError
 from draftline.stages.models.core import Loaded
 from draftline.stages.registry import lookup as builtin_lookup
 
-from ..arena import Arena, arena_layout
+from ..arena import Arena, ArenaLayout, arena_layout
 from ..deployment import load
-from ..execute import Program, build_stages
+from ..execute import Lookup, Program, build_stages
+from . import frames, shared, ship
 from . import messages as m
-from . import shared, ship
 from .boot import Boot
 from .endpoints import Curve
-from .sockets import inbox, outbox, post
+from .sockets import admit_only, inbox, outbox, post
+
+NOTHING = Carried((), (), ())
+"""What messages carry where memory is shared."""
 
 
 class _Aborted(Exception):
@@ -41,13 +46,16 @@ class Worker:
         torch.set_num_threads(len(boot.cores))
         plans = [Plan.from_json(text) for text in boot.plans]
         layout = arena_layout(plans)
-        memory = shared.Shared(boot.memory_fd, shared.MemoryLayout(len(boot.devices), layout.nbytes, boot.trace))
+        arena = layout.nbytes if boot.shares_memory else 0
+        memory = shared.Shared(boot.memory_fd, shared.MemoryLayout(len(boot.devices), arena, boot.trace))
         os.close(boot.memory_fd)
+        tensors = memory.arena() if boot.shares_memory else torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._cells, self._spans = memory.cells[boot.index], memory.spans(boot.index)
         self._cells[shared.EPOCH] = boot.epoch
         curve = None if boot.curve is None else Curve(*boot.curve)
         self._context = zmq.Context()
-        self._inbox = inbox(self._context, boot.inbox, curve)
+        self._guard = None if curve is None else admit_only(self._context, curve)
+        self._inbox = inbox(self._context, boot.inbox, curve, boot.max_frame)
         self._driver = outbox(self._context, boot.driver, curve)
         self._curve = curve
         self._peers: dict[str, zmq.Socket] = {}
@@ -55,7 +63,9 @@ class Worker:
         model, lookup = self._load(ship.unpack(luggage))
         self._phase(3)
         self._backends: dict[str, Capture] = {}
-        self._programs = [self._bind(plan, model, lookup, memory, layout) for plan in plans]
+        self._programs = [self._bind(plan, model, lookup, tensors, layout) for plan in plans]
+        states = frozenset[str]() if boot.shares_memory else travelling(plans)
+        self._carried = [NOTHING if boot.shares_memory else carried(plan, states) for plan in plans]
         self._cells[shared.CAPTURES] = sum(b.captures for b in self._backends.values())
         self._step, self._signals = 0, set[int]()
         self._since = 0
@@ -67,7 +77,7 @@ class Worker:
     def _beat(self) -> None:
         self._cells[shared.BEAT] = time.monotonic_ns()
 
-    def _load(self, luggage: ship.Luggage) -> tuple[Loaded, object]:
+    def _load(self, luggage: ship.Luggage) -> tuple[Loaded, Lookup]:
         sizes, uses = self._boot.sizes, self._boot.uses
         model = load(self._boot.model, sizes, uses) if luggage.load is None else luggage.load(sizes)
         if "target" not in uses:
@@ -76,12 +86,14 @@ class Worker:
             model = replace(model, drafter=None)
         return model, lambda name: luggage.stages.get(name) or builtin_lookup(name)
 
-    def _bind(self, plan: Plan, model: Loaded, lookup: object, memory: shared.Shared, layout: object) -> Program | None:
+    def _bind(
+        self, plan: Plan, model: Loaded, lookup: Lookup, memory: torch.Tensor, layout: ArenaLayout
+    ) -> Program | None:
         worker = next((w for w in plan.workers if w.device == self._boot.device), None)
         if worker is None:
             return None
-        arena = Arena(plan, memory.arena(), layout)  # type: ignore[arg-type]
-        stages = build_stages(plan, [worker.device], model, lookup)  # type: ignore[arg-type]
+        arena = Arena(plan, memory, layout)
+        stages = build_stages(plan, [worker.device], model, lookup)
         return Program(plan, worker, arena, stages, self._capture, lambda: None)
 
     def _capture(self, name: str) -> Capture:
@@ -110,6 +122,8 @@ class Worker:
                 self._beat()
         for socket in (self._inbox, self._driver, *self._peers.values()):
             socket.close()
+        if self._guard is not None:
+            self._guard.stop()
         self._context.term()
         return 0
 
@@ -123,7 +137,7 @@ class Worker:
         if timeout > 0 and not self._inbox.poll(timeout * 1000):
             return None
         try:
-            message = m.unpack(self._boot.key, self._inbox.recv_multipart(zmq.NOBLOCK))
+            message, raw = m.unpack(self._boot.key, self._inbox.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
         except TransportError:
@@ -137,7 +151,24 @@ class Worker:
         ):
             self._cells[shared.REFUSED] += 1
             return None
-        return message
+        return message if self._taken(message, raw) else None
+
+    def _taken(self, message: m.Message, raw: Sequence[bytes]) -> bool:
+        """Bring a message's raw tensors into the arena; what does not fit the plan is counted and refused."""
+        if not isinstance(message, m.Step | m.Signal) or message.step < self._step:
+            return True
+        program, names = self._programs[message.plan], self._carried[message.plan]
+        if self._boot.shares_memory or program is None:
+            return not raw
+        if isinstance(message, m.Signal) and message.edge >= len(names.edges):
+            return False
+        wanted = names.step if isinstance(message, m.Step) else names.edges[message.edge]
+        try:
+            frames.take(message.tensors, raw, [program.arena.buffer(name) for name in wanted])
+        except TransportError:
+            self._cells[shared.REFUSED] += 1
+            return False
+        return True
 
     def _begin(self, message: m.Step | m.Signal) -> None:
         """Run this worker's program of the step that the message belongs to."""
@@ -153,7 +184,8 @@ class Worker:
         try:
             self._run(program)
             if program.device == program.plan.exit:
-                self._tell_driver(m.Done(self._boot.epoch, self._step))
+                headers, raw = self._tensors(self._carried[self._plan].done)
+                self._tell_driver(m.Done(self._boot.epoch, self._step, headers), raw)
         except _Aborted:
             self._idle(self._step)
         except DraftlineError as error:
@@ -201,8 +233,13 @@ class Worker:
         self._step = max(self._step, step)
         self._tell_driver(m.Idle(self._boot.epoch, step, self._boot.index))
 
-    def _tell_driver(self, message: m.Message) -> None:
-        post(self._driver, m.pack(self._boot.key, message))
+    def _tell_driver(self, message: m.Message, raw: Sequence[bytes] = ()) -> None:
+        post(self._driver, [*m.pack(self._boot.key, message), *raw])
+
+    def _tensors(self, names: Sequence[str]) -> tuple[tuple[m.TensorHeader, ...], list[bytes]]:
+        program = self._programs[self._plan]
+        assert program is not None
+        return frames.put(program.arena.buffer(name) for name in names)
 
     # -- what a program asks (execute.Links) -----------------------------------------------------------------
 
@@ -217,8 +254,9 @@ class Worker:
         self._cells[shared.SIGNALS] += 1
         program = self._programs[self._plan]
         assert program is not None
-        message = m.Signal(self._boot.epoch, self._step, self._plan, edge)
-        post(self._peers[program.plan.edges[edge].target], m.pack(self._boot.key, message))
+        headers, raw = self._tensors(() if self._boot.shares_memory else self._carried[self._plan].edges[edge])
+        message = m.Signal(self._boot.epoch, self._step, self._plan, edge, headers)
+        post(self._peers[program.plan.edges[edge].target], [*m.pack(self._boot.key, message), *raw])
 
     def began(self, index: int) -> None:
         """A sign of life: the loop is at this instruction now."""

@@ -3,7 +3,8 @@
 Knows: fields, limits. Does not know: sockets, who sends what when (``loop.py``, ``group.py``).
 
 On the wire a message is two frames: the run's key (16 random bytes that only the driver and its workers have), and
-one msgspec struct as msgpack. Nothing is ever unpickled; what is not exactly such a message is refused.
+one msgspec struct as msgpack. Where memory is not shared, the raw tensors that the struct announces follow, a frame
+each. Nothing is ever unpickled; what is not exactly such a message is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,19 @@ MAX_TEXT = 16 * 1024
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
+Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**40)], ...], msgspec.Meta(max_length=8)]
+
+
+class TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a raw frame holds."""
+
+    dtype: Annotated[str, msgspec.Meta(max_length=16)]
+    shape: Shape
+
+
+Tensors = Annotated[tuple[TensorHeader, ...], msgspec.Meta(max_length=256)]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, array_like=True):
@@ -50,6 +64,7 @@ class Step(_Message, frozen=True):
 
     step: Count
     plan: Count
+    tensors: Tensors = ()
 
 
 class Signal(_Message, frozen=True):
@@ -58,12 +73,14 @@ class Signal(_Message, frozen=True):
     step: Count
     plan: Count
     edge: Count
+    tensors: Tensors = ()
 
 
 class Done(_Message, frozen=True):
     """The exit's worker to the driver: the step is done everywhere."""
 
     step: Count
+    tensors: Tensors = ()
 
 
 class Failed(_Message, frozen=True):
@@ -106,18 +123,22 @@ def pack(key: bytes, message: Message) -> list[bytes]:
     return [key, header]
 
 
-def unpack(key: bytes, frames: Sequence[bytes]) -> Message:
-    """The message of these frames. Raises TransportError saying what is wrong with them."""
-    if len(frames) != 2:
-        raise TransportError(f"{len(frames)} frames, a message has 2")
+def unpack(key: bytes, frames: Sequence[bytes]) -> tuple[Message, Sequence[bytes]]:
+    """The message of these frames, and its raw tensors. Raises TransportError saying what is wrong with them."""
+    if len(frames) < 2:
+        raise TransportError(f"{len(frames)} frames, a message has 2 at least")
     if len(frames[0]) != KEY_BYTES or not hmac.compare_digest(frames[0], key):
         raise TransportError("the first frame is not this run's key")
     if len(frames[1]) > MAX_HEADER:
         raise TransportError(f"a header of {len(frames[1])} bytes, at most {MAX_HEADER} are read")
     try:
-        return _DECODER.decode(frames[1])
+        message = _DECODER.decode(frames[1])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TransportError(f"the header is no message: {error}") from None
+    announced = len(message.tensors) if isinstance(message, Step | Signal | Done) else 0
+    if len(frames) - 2 != announced:
+        raise TransportError(f"{len(frames) - 2} raw frames, the header announces {announced}")
+    return message, frames[2:]
 
 
 def clip(text: str) -> str:

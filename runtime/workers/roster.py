@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from draftline.graph.errors import TransportError, WorkerLostError
 
@@ -20,7 +21,7 @@ from . import messages as m
 from .endpoints import Curve, RunDirectory, check_tcp, load_keys
 from .launch import Crew, Launch
 from .process import Child, spawn, stop, wait
-from .sockets import inbox, outbox, post
+from .sockets import admit_only, inbox, outbox, post
 
 FLOOD = 1000
 """Messages that are taken at once: a peer that floods the inbox must not keep the driver from its deadlines."""
@@ -33,10 +34,10 @@ class Roster:
         """Raises TransportError for an endpoint that is refused."""
         self._launch, self._key = launch, secrets.token_bytes(m.KEY_BYTES)
         self.curve: Curve | None = None
-        self._host = ""
+        self._host, port = "", None
         if launch.transport != "ipc":
             self.curve = None if launch.curve_keys is None else load_keys(launch.curve_keys)
-            self._host = check_tcp(launch.transport, self.curve)
+            self._host, port = check_tcp(launch.transport, self.curve)
         self.children: list[Child] = []
         self._directory = RunDirectory(launch.directory)
         pipe = os.pipe()
@@ -44,11 +45,13 @@ class Roster:
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket] = []
         grace = launch.limits.grace
+        guard = None if self.curve is None else admit_only(self._context, self.curve)
         self._close = weakref.finalize(
-            self, _close, self._directory, self._context, self.children, self._sockets, pipe, grace
+            self, _close, self._directory, self._context, self.children, self._sockets, pipe, grace, guard
         )
+        where = self._endpoint("driver") if port is None else launch.transport
         try:
-            self._inbox = inbox(self._context, self._endpoint("driver"), self.curve)
+            self._inbox = inbox(self._context, where, self.curve, 0 if launch.shares_memory else launch.max_frame)
         except TransportError:
             self._close()
             raise
@@ -90,7 +93,7 @@ class Roster:
         """What becomes readable when a message comes or a worker ends."""
         return [self._inbox, *(child.sentinel for child in self.children if child.sentinel is not None)]
 
-    def post(self, worker: int, message: m.Message, tensors: Sequence[Any] = ()) -> None:
+    def post(self, worker: int, message: m.Message, tensors: Sequence[bytes] = ()) -> None:
         """Send a message to a worker. Raises WorkerLostError if it has stopped taking any."""
         try:
             post(self._sockets[1 + worker], [*m.pack(self._key, message), *tensors])
@@ -105,7 +108,7 @@ class Roster:
                 return child
         return None
 
-    def receive(self) -> Iterator[tuple[m.Message, list[Any]] | TransportError]:
+    def receive(self) -> Iterator[tuple[m.Message, Sequence[bytes]] | TransportError]:
         """Yield what has come: messages with their raw frames, and an error for what is none."""
         for _ in range(FLOOD):
             try:
@@ -113,7 +116,7 @@ class Roster:
             except zmq.Again:
                 return
             try:
-                yield m.unpack(self._key, frames[:2]), frames[2:]
+                yield m.unpack(self._key, frames)
             except TransportError as error:
                 yield error
 
@@ -143,12 +146,15 @@ def _close(
     sockets: list[zmq.Socket],
     pipe: tuple[int, int],
     grace: float,
+    guard: ThreadAuthenticator | None,
 ) -> None:
     try:
         stop(children, grace)
     finally:
         for socket in sockets:
             socket.close(0)
+        if guard is not None:
+            guard.stop()
         context.term()
         for fd in pipe:
             os.close(fd)

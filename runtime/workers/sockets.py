@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from draftline.graph.errors import TransportError
 
 from .endpoints import Curve
-from .messages import KEY_BYTES, MAX_HEADER
+from .messages import MAX_HEADER
 
 INBOX_HWM = 1024
 """Frames that may wait in an inbox. Drivers and workers never have more than a handful under way; what comes on top
@@ -23,12 +24,15 @@ LINGER_MS = 500
 """How long a process that ends still tries to deliver: its last message may be the answer that is waited for."""
 
 
-def inbox(context: zmq.Context, endpoint: str, curve: Curve | None = None) -> zmq.Socket:
-    """A bound PULL socket. Raises TransportError if it cannot be bound."""
+def inbox(context: zmq.Context, endpoint: str, curve: Curve | None, max_frame: int) -> zmq.Socket:
+    """A bound PULL socket that takes frames of up to ``max_frame`` bytes, and of twice a header in any case.
+
+    Raises TransportError if it cannot be bound.
+    """
     socket = context.socket(zmq.PULL)
     socket.setsockopt(zmq.RCVHWM, INBOX_HWM)
     # libzmq hangs up on who sends more, before it is in memory.
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_HEADER, KEY_BYTES) * 2)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(2 * MAX_HEADER, max_frame))
     socket.setsockopt(zmq.LINGER, 0)
     if curve is not None:
         socket.curve_secretkey, socket.curve_publickey, socket.curve_server = curve.secret, curve.public, True
@@ -38,6 +42,23 @@ def inbox(context: zmq.Context, endpoint: str, curve: Curve | None = None) -> zm
         socket.close(0)
         raise TransportError(f"{endpoint}: cannot be bound: {error}") from None
     return socket
+
+
+def admit_only(context: zmq.Context, curve: Curve) -> ThreadAuthenticator:
+    """Let nobody connect to the context's CURVE sockets who has not proved to own this key pair; ``stop`` it."""
+    guard = ThreadAuthenticator(context)
+    guard.start()
+    guard.configure_curve_callback("*", credentials_provider=_Only(curve.public))
+    return guard
+
+
+class _Only:
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the client's key (Z85) is ours."""
+        return key == self._public
 
 
 def outbox(context: zmq.Context, endpoint: str, curve: Curve | None = None) -> zmq.Socket:
