@@ -25,7 +25,7 @@ run: $(VENV)/installed
 
 test: run $(VENV)/installed-test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/installed-test
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only --benchmark-autosave

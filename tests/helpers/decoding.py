@@ -1,0 +1,14 @@
+"""Three prompts, decoded greedily. Helper for tests; no tests in here."""
+
+from __future__ import annotations
+
+from draftline.runtime.pipeline import Pipeline
+from draftline.runtime.request import Listener
+
+PROMPTS = ["def read_lines(path):", "class Stack:", "import os\n"]
+NEW = 24
+
+
+def decode(pipeline: Pipeline, listen: Listener | None = None, new: int = NEW) -> list[tuple[int, ...]]:
+    """The tokens of each prompt."""
+    return [o.token_ids for o in pipeline.generate(PROMPTS, listen, max_new_tokens=new, ignore_eos=True)]
