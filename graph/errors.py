@@ -24,7 +24,8 @@ Knows: names and messages. Does not know: anything that raises them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class DraftlineError(Exception):
@@ -92,7 +93,14 @@ class WorkerStartError(WorkerError):
 
 
 class WorkerLostError(WorkerError):
-    """A worker died, or the workers of a group died too often."""
+    """A worker died, or the workers of a group died too often.
+
+    ``outputs``: where a list of requests was run, an output for each: those that were done by then, and the others
+    with what had been committed."""
+
+    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.outputs = tuple(outputs)
 
 
 class WorkerLateError(WorkerError):

@@ -24,13 +24,14 @@ from draftline.compiler.compile import PASSES
 from draftline.compiler.explain import dumper, explain
 from draftline.compiler.pictures import emit
 from draftline.graph import pictures
-from draftline.graph.errors import DraftlineError, RequestError, UsageError, WorkerError, nearest
+from draftline.graph.errors import DraftlineError, RequestError, UsageError, WorkerError, WorkerLostError, nearest
 from draftline.graph.yaml import json_schema, load_graph
 
 from . import prompts, speculation
 from .pipeline import Pipeline, Prepared, RunOptions, prepare
 from .progress import Progress
 from .report import json_line, summary
+from .request import Output, Request
 from .settings import RUNTIMES
 
 PROG = "pipeline-run"
@@ -203,7 +204,7 @@ def _decode(args: argparse.Namespace, pipeline: Pipeline, wanted: Sequence[promp
     ]
     began = time.perf_counter()
     with Progress(pipeline.text, [p.text for p in wanted], stream=args.stream, quiet=args.json) as progress:
-        outputs = pipeline.run(requests, progress.listen)
+        outputs, lost = _run(pipeline, requests, progress)
     for prompt, output in zip(wanted, outputs, strict=True):
         text = pipeline.text.decode(output.token_ids)
         if args.json:
@@ -218,8 +219,21 @@ def _decode(args: argparse.Namespace, pipeline: Pipeline, wanted: Sequence[promp
         summary(outputs, time.perf_counter() - began, waves, captures, sys.stderr)
     failed = [(prompt, output) for prompt, output in zip(wanted, outputs, strict=True) if output.error is not None]
     for prompt, output in failed:
-        _say(f"{PROG}: error: {prompt.where}: {output.error}")
+        if lost is None or output.error != str(lost):
+            _say(f"{PROG}: error: {prompt.where}: {output.error}")
+    if lost is not None:
+        raise lost
     return 1 if failed else 0
+
+
+def _run(
+    pipeline: Pipeline, requests: Sequence[Request], progress: Progress
+) -> tuple[Sequence[Output], WorkerLostError | None]:
+    """An output for every request, also where the workers were lost for good on the way."""
+    try:
+        return pipeline.run(requests, progress.listen), None
+    except WorkerLostError as error:
+        return error.outputs, error
 
 
 def _say(message: str) -> None:

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from draftline.compiler.passes.place import follow
 from draftline.graph.core import Graph
-from draftline.graph.errors import CapacityError, PlanError, StageError, WorkerError, nearest
+from draftline.graph.errors import CapacityError, PlanError, StageError, WorkerError, WorkerStartError, nearest
 
 from .deployment import Compiler, depths, needs_mtp
 from .fill import fill_calls
 from .observe import Observer
 from .pages import PagePool
 from .recovery import Recovery
-from .request import FinishReason, Listener, Live, Output, Request, check
+from .request import NOWHERE, FinishReason, Listener, Live, Output, Request, check
 from .running import Bound, Flow, Outputs, Runtime, call, drive
 from .slots import SlotTable
 
@@ -35,8 +35,8 @@ PREFILL_INPUTS = ("tokens", "following", "positions", "slots", "pages")
 class Engine:
     """Runs requests over a graph, on a runtime.
 
-    ``step`` is one decode step over all live requests; ``generate`` runs a list of requests to their ends. ``flow`` is
-    a step as a generator, for who runs several engines.
+    ``step`` is one decode step over all live requests. ``flow`` is a step as a generator, for who runs several engines
+    (``replicas.py``, which also runs a list of requests to their ends).
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Engine:
         self._table = np.full((self.sizes.max_num_seqs, self.sizes.pages_per_slot), -1, dtype=np.int64)
         self._waiting: deque[Live] = deque()
         self._live: dict[int, Live] = {}
+        self._done: list[Output] = []
         self._recovery = Recovery()
 
     # -- requests ------------------------------------------------------------------------------------------
@@ -97,20 +98,27 @@ class Engine:
     def num_free_pages(self) -> int:
         return self._pages.num_free
 
-    def generate(self, requests: Sequence[Request], listen: Listener | None = None) -> list[Output]:
-        """Run all requests to their ends; outputs in the order of the requests.
+    def withdraw(self) -> list[Live]:
+        """Take all unfinished requests out, with their journals: their workers are down for good."""
+        lives = [*self._live.values(), *self._waiting]
+        self._waiting.clear()
+        for live in lives:
+            self._release(live)
+            live.slot, live.cached = NOWHERE, False
+        return lives
 
-        Raises RequestError for a bad one before any is queued.
-        """
-        for i, request in enumerate(requests):
-            check(request, self.shape.vocab_size, self.sizes.max_model_len, f"prompt {i + 1}")
-        todo = deque(enumerate(requests))
-        done: list[Output] = []
-        while todo or self.num_unfinished:
-            while todo and self.num_free:
-                self.add(*todo.popleft())
-            done.extend(self.step(listen))
-        return sorted(done, key=lambda output: output.index)
+    def fail(self, live: Live, error: str) -> None:
+        """End a request for good, with what was committed so far."""
+        self._finish(live, "error", error)
+
+    def drain(self) -> list[Output]:
+        """The requests that ended since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def adopt(self, live: Live) -> None:
+        """Go on with a request that another engine could not finish: its journal is all that is needed."""
+        self._waiting.append(live)
 
     def close(self) -> None:
         """End the runtime. Requests that are not done stay in the journal and go nowhere."""
@@ -125,29 +133,36 @@ class Engine:
     def flow(self, listen: Listener | None = None) -> Flow[list[Output]]:
         """``step``, yielding every call that it waits for. A failure ends the step early: the next one goes on from
         the journal. Raises WorkerLostError once the workers are down for good."""
-        done = list(self._admit())
+        self._admit()
         batch = self._recovery.batch(list(self._live.values()))
-        if not batch:
-            return done
-        try:
-            yield from self._fill(batch)
-            done += yield from self._decode_step(batch, listen)
-        except (StageError, WorkerError) as error:
-            self.observer.failed(error)
-            if isinstance(error, WorkerError):
-                yield from call(self.runtime.restart())
-            for live in self._recovery.failed(error, batch, list(self._live.values())):
-                done.append(self._finish(live, "error", str(error)))
-        return done
+        if batch:
+            try:
+                yield from self._fill(batch)
+                yield from self._decode_step(batch, listen)
+            except (StageError, WorkerError) as error:
+                self.observer.failed(error)
+                if isinstance(error, WorkerError):
+                    yield from self._restart()
+                for live in self._recovery.failed(error, batch, list(self._live.values())):
+                    self.fail(live, str(error))
+        return self.drain()
 
-    def _decode_step(self, batch: Sequence[Live], listen: Listener | None) -> Flow[list[Output]]:
+    def _restart(self) -> Flow[None]:
+        """Until the workers run again. Workers that cannot be started count as a failure like any other."""
+        while True:
+            try:
+                yield from call(self.runtime.restart())
+                return
+            except WorkerStartError as error:
+                self.observer.failed(error)
+
+    def _decode_step(self, batch: Sequence[Live], listen: Listener | None) -> Flow[None]:
         began = time.monotonic_ns()
         bound, depth = self.prepare_step(batch)
         out = yield from call(self.runtime.start(bound))
-        done = list(self._post_process(batch, depth, {name: t.numpy() for name, t in out.items()}, listen))
+        self._post_process(batch, depth, {name: t.numpy() for name, t in out.items()}, listen)
         self._recovery.succeeded(batch, list(self._live.values()))
         self.observer.stepped(self.runtime, bound.plan, began, batch)
-        return done
 
     def prepare_step(self, batch: Sequence[Live] | None = None) -> tuple[Bound, dict[int, int]]:
         """Depth per slot of the batch, the plan that covers it with its metadata filled, pages reserved; nothing has
@@ -205,7 +220,7 @@ class Engine:
 
     def _post_process(
         self, batch: Sequence[Live], depth: dict[int, int], out: dict[str, np.ndarray], listen: Listener | None
-    ) -> Iterator[Output]:
+    ) -> None:
         proposed = out.get("proposed")
         for live in batch:
             n = live.slot.index
@@ -219,7 +234,7 @@ class Engine:
             if listen is not None and kept:
                 listen(live.index, kept)
             if reason is not None:
-                yield self._finish(live, reason)
+                self._finish(live, reason)
 
     def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
         """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
@@ -232,26 +247,29 @@ class Engine:
                 return list(new[:i]), "context"
         return list(new), None
 
-    def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> Output:
+    def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
+        self._release(live)
+        output = live.output(reason, self.sizes.num_speculative_tokens, error)
+        self.observer.finished(output, live)
+        self._done.append(output)
+
+    def _release(self, live: Live) -> None:
         if live.slot.index >= 0 and self._slots.holds(live.slot):
             self._live.pop(live.slot.index)
             self._pages.release(live.slot.index)
             self._table[live.slot.index] = -1
             self._slots.release(live.slot)
-        output = live.output(reason, self.sizes.num_speculative_tokens, error)
-        self.observer.finished(output, live)
-        return output
 
     # -- admission and caches --------------------------------------------------------------------------------
 
-    def _admit(self) -> Iterator[Output]:
+    def _admit(self) -> None:
         """Give free slots to waiting requests; a full context ends at once."""
         while self._waiting and self._slots.num_free:
             live = self._waiting.popleft()
             live.began, live.began_ns = time.perf_counter(), time.monotonic_ns()
             self.observer.admitted(live)
             if self._wanted(live) <= 0:
-                yield self._finish(live, "context")
+                self._finish(live, "context")
                 continue
             live.slot = self._slots.lease()
             self._live[live.slot.index] = live

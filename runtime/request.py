@@ -145,6 +145,6 @@ class Live:
             counts=self.counts,
             num_speculative_tokens=k if asked is None else min(asked, k),
             prefill_seconds=self.prefill_seconds,
-            decode_seconds=time.perf_counter() - self.began - self.prefill_seconds,
+            decode_seconds=time.perf_counter() - self.began - self.prefill_seconds if self.began else 0.0,
             error=error,
         )

@@ -153,8 +153,8 @@ def _gate(ir: IR, drafts: dict[str, int]) -> IR:
         for chunk in sorted(asked):
             name = f"{op.name}.gate.c{chunk}"
             before = View(gate) if gate else None
-            inputs = (("there", verdicts[chunk]), ("before", before))
-            items.append(Op(name, op.node, "", inputs, (("live", View(name)),), device=op.device, poll=True))
+            asks = (("there", verdicts[chunk]), ("before", before))
+            items.append(Op(name, op.node, "", asks, (("live", View(name)),), device=op.device, poll=True))
             values.append(Value(name, (slots,), "bool"))
             gate = name
         if asked:

@@ -5,6 +5,7 @@ Knows: one device's programs, its inbox, whom it tells. Does not know: requests,
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import traceback
@@ -134,7 +135,7 @@ class Worker:
 
     def _receive(self, timeout: float) -> m.Message | None:
         """The next message of this epoch within ``timeout`` seconds; what is none of ours is counted and dropped."""
-        if timeout > 0 and not self._inbox.poll(timeout * 1000):
+        if timeout > 0 and not self._inbox.poll(math.ceil(timeout * 1000)):
             return None
         try:
             message, raw = m.unpack(self._boot.key, self._inbox.recv_multipart(zmq.NOBLOCK))

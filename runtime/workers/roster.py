@@ -6,6 +6,7 @@ means.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import weakref
@@ -102,7 +103,7 @@ class Roster:
 
     def poll(self, timeout: float) -> Child | None:
         """Wait up to ``timeout`` seconds for a message or an end; gives a worker that has ended."""
-        events = dict(self._poller.poll(timeout * 1000))
+        events = dict(self._poller.poll(math.ceil(timeout * 1000)))
         for child in self.children:
             if (child.sentinel is None or child.sentinel in events) and not child.alive():
                 return child

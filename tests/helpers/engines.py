@@ -17,6 +17,7 @@ from draftline.graph.yaml import load_graph
 from draftline.runtime.deployment import Compiler, Sizes
 from draftline.runtime.engine import Engine
 from draftline.runtime.inline import InlineRuntime
+from draftline.runtime.replicas import generate
 from draftline.runtime.request import Output, Request
 from draftline.stages.models.core import Loaded
 from draftline.stages.models.deepseek_v4.config import Config
@@ -71,4 +72,4 @@ def scripted_engine(target: Scripted, drafter: Wilful | None, graph: str = "mtp.
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int, **options: Any) -> list[Output]:
     """Outputs of plain token-id prompts."""
-    return engine.generate([Request(tuple(p), max_new_tokens, **options) for p in prompts])
+    return generate([engine], [Request(tuple(p), max_new_tokens, **options) for p in prompts])

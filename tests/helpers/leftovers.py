@@ -41,3 +41,21 @@ def workers_of(directory: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def alive(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still run after ``seconds`` at most. An orphan that has ended and waits for the system's first process
+    to take note of it does not run."""
+    end = time.monotonic() + seconds
+    while True:
+        left = [p for p in processes if _runs(p)]
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.02)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -14,6 +14,9 @@ import replay
 import torch
 from engines import SIZES, engine_of, run, tiny, tiny_model
 
+from draftline.runtime.replicas import generate
+from draftline.runtime.request import Request
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WINDOW, CSA, HCA = 8, 4, 128
 # Prompts whose tail lies at, before and after each cache boundary, and near the context limit (384).
@@ -72,13 +75,11 @@ def test_depths_of_their_own_in_one_batch():
     """Requests may ask for fewer drafts than the engine's K; 0 opts out."""
     sizes = replace(SIZES, num_speculative_tokens=9, max_num_seqs=6)
     engine = engine_of(tiny_model(sizes), sizes)
-    from draftline.runtime.request import Request
-
     wanted = [None, 0, 1, 4, 9, 30]
     requests = [
         Request(tuple(p), NEW, num_speculative_tokens=wanted[i % 6], ignore_eos=True) for i, p in enumerate(PROMPTS)
     ]
-    outputs = engine.generate(requests)
+    outputs = generate([engine], requests)
     assert [(o.token_ids, o.finish_reason) for o in outputs] == plain("fp32", 8)
     assert all(o.counts.num_draft_tokens == 0 for i, o in enumerate(outputs) if wanted[i % 6] == 0)
 

@@ -16,8 +16,9 @@ from draftline.runtime.pipeline import open_pipeline
 
 
 @pytest.fixture(scope="module")
-def base() -> Iterator[Path]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where run directories are made: paths of Unix sockets must be short, pytest's own are long."""
+    tmp_path_factory.getbasetemp()  # pytest's own directories stay where they are
     before = tempfile.tempdir
     path = Path(tempfile.mkdtemp(prefix="dl-"))
     tempfile.tempdir = str(path)

@@ -50,8 +50,11 @@ def test_workers_that_die_again_and_again_are_given_up(clean):
     """The first call of every start kills its worker, so no call succeeds in between."""
     prefill = traps.prefill_with_trap(poison=5, harm="kill")
     with open_pipeline("mtp-zmq.yaml", prefill=prefill, num_speculative_tokens=1, max_restarts=1) as pipeline:
-        with pytest.raises(WorkerLostError, match=r"failed 2 times in a row; the last time: worker 1 .*SIGKILL"):
-            pipeline.generate([(7, 5, 9)], max_new_tokens=4)
-        assert pipeline.engine.journal(0) == ()  # nothing was made up
+        with pytest.raises(WorkerLostError, match=r"failed 2 times in a row; the last time: worker 1 .*SIGKILL") as e:
+            pipeline.generate([(7, 5, 9), (7, 8)], max_new_tokens=4)
+        # Every request has an output, and nothing was made up.
+        got = [(o.index, o.token_ids, o.finish_reason) for o in e.value.outputs]
+        assert got == [(0, (), "error"), (1, (), "error")]
+        assert pipeline.engine.num_free_pages == pipeline.engine.sizes.geometry().num_pages
         with pytest.raises(WorkerLostError):
-            pipeline.engine.step()
+            pipeline.generate([(7, 8)], max_new_tokens=4)
