@@ -24,6 +24,7 @@ TOTALS = {
     "waves": "Verify calls",
     "late_messages": "Messages of an old epoch or step, dropped",
     "refused_messages": "Frames that were no message of this run, dropped",
+    "hangups": "Connections of strangers that ended, most of them cut off for a frame that is too long",
     "restarts": "Times that the workers of the group were started anew",
     "cancelled_drafts": "Draft calls that were skipped because no request needed them any more",
 }

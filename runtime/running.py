@@ -26,7 +26,8 @@ Outputs = Mapping[str, Tensor]
 @dataclass
 class Totals:
     """Counters over a runtime's life. ``hops``: messages of all steps. ``late``: messages of an old epoch or step,
-    dropped. ``refused``: frames that are no message, dropped. ``cancelled``: drafts that a gate stopped."""
+    dropped. ``refused``: frames that are no message, dropped. ``hangups``: connections of strangers that ended, most of
+    them cut off for a frame that is too long. ``cancelled``: drafts that a gate stopped."""
 
     steps: int = 0
     waves: int = 0
@@ -35,6 +36,7 @@ class Totals:
     refused: int = 0
     restarts: int = 0
     cancelled: int = 0
+    hangups: int = 0
 
 
 class Pending(Protocol):

@@ -182,7 +182,7 @@ class WorkerGroup:
             of_a_step and (message.step != self._step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
         ):
             self.totals.late += 1
-        elif isinstance(message, m.Ready) and self._state == "starting":
+        elif isinstance(message, m.Ready) and self._state == "starting" and self._roster.expected(message):
             self._ready(message)
         elif isinstance(message, m.Done) and self._state == "running":
             self._done(message, raw)
@@ -241,6 +241,7 @@ class WorkerGroup:
         self.totals.cancelled += int(new[shared.CANCELLED])
         self.totals.late += int(new[shared.LATE])
         self.totals.refused += int(new[shared.REFUSED])
+        self.totals.hangups += int(new[shared.HANGUPS]) + self._roster.hangups()
 
     # -- who is late, who is dead ----------------------------------------------------------------------------
 

@@ -25,11 +25,11 @@ from draftline.stages.registry import lookup as builtin_lookup
 from ..arena import Arena, ArenaLayout, arena_layout
 from ..deployment import load
 from ..execute import Lookup, Program, build_stages
-from . import frames, shared, ship
+from . import checks, frames, shared, ship
 from . import messages as m
 from .boot import Boot
 from .endpoints import Curve
-from .sockets import admit_only, inbox, outbox, post
+from .sockets import admit_only, hangups, inbox, outbox, post, watch_hangups
 
 NOTHING = Carried((), (), ())
 """What messages carry where memory is shared."""
@@ -57,6 +57,7 @@ class Worker:
         self._context = zmq.Context()
         self._guard = None if curve is None else admit_only(self._context, curve)
         self._inbox = inbox(self._context, boot.inbox, curve, boot.max_frame)
+        self._hangups = watch_hangups(self._inbox)
         self._driver = outbox(self._context, boot.driver, curve)
         self._curve = curve
         self._peers: dict[str, zmq.Socket] = {}
@@ -64,6 +65,7 @@ class Worker:
         model, lookup = self._load(ship.unpack(luggage))
         self._phase(3)
         self._backends: dict[str, Capture] = {}
+        self._plans = plans
         self._programs = [self._bind(plan, model, lookup, tensors, layout) for plan in plans]
         states = frozenset[str]() if boot.shares_memory else travelling(plans)
         self._carried = [NOTHING if boot.shares_memory else carried(plan, states) for plan in plans]
@@ -118,10 +120,13 @@ class Worker:
                     self._idle(message.step)
                 elif isinstance(message, m.Step | m.Signal) and message.step > self._step:
                     self._begin(message)
-                else:
+                elif message is not None:
                     self._drop(message)
+                else:
+                    self._cells[shared.HANGUPS] += hangups(self._hangups)
                 self._beat()
-        for socket in (self._inbox, self._driver, *self._peers.values()):
+        self._inbox.disable_monitor()
+        for socket in (self._hangups, self._inbox, self._driver, *self._peers.values()):
             socket.close()
         if self._guard is not None:
             self._guard.stop()
@@ -147,36 +152,31 @@ class Worker:
         if message.epoch != self._boot.epoch:
             self._cells[shared.LATE] += 1
             return None
-        if not isinstance(message, m.Peers | m.Step | m.Signal | m.Abort | m.Stop) or (
-            isinstance(message, m.Step | m.Signal) and message.plan >= len(self._programs)
-        ):
+        right = checks.for_worker(message, self._plans, self._boot.devices, self._boot.device)
+        if not right or not self._taken(message, raw):
             self._cells[shared.REFUSED] += 1
             return None
-        return message if self._taken(message, raw) else None
+        return message
 
     def _taken(self, message: m.Message, raw: Sequence[bytes]) -> bool:
-        """Bring a message's raw tensors into the arena; what does not fit the plan is counted and refused."""
-        if not isinstance(message, m.Step | m.Signal) or message.step < self._step:
-            return True
-        program, names = self._programs[message.plan], self._carried[message.plan]
-        if self._boot.shares_memory or program is None:
+        """Bring a message's raw tensors into the arena; False if they are not what the plan says."""
+        if not isinstance(message, m.Step | m.Signal) or self._boot.shares_memory:
             return not raw
-        if isinstance(message, m.Signal) and message.edge >= len(names.edges):
-            return False
+        if message.step < self._step:
+            return True  # late: counted, and not looked at
+        program, names = self._programs[message.plan], self._carried[message.plan]
+        assert program is not None
         wanted = names.step if isinstance(message, m.Step) else names.edges[message.edge]
         try:
             frames.take(message.tensors, raw, [program.arena.buffer(name) for name in wanted])
         except TransportError:
-            self._cells[shared.REFUSED] += 1
             return False
         return True
 
     def _begin(self, message: m.Step | m.Signal) -> None:
         """Run this worker's program of the step that the message belongs to."""
         program = self._programs[message.plan]
-        if program is None:
-            self._cells[shared.REFUSED] += 1
-            return
+        assert program is not None
         self._step, self._plan = message.step, message.plan
         self._signals = {message.edge} if isinstance(message, m.Signal) else set()
         cells = self._cells
@@ -219,13 +219,11 @@ class Worker:
             raise _Aborted
         elif isinstance(message, m.Stop):
             raise SystemExit(0)
-        else:
+        elif message is not None:
             self._drop(message)
 
-    def _drop(self, message: m.Message | None) -> None:
+    def _drop(self, message: m.Message) -> None:
         """Count a message that comes too late. A verdict that no draft waited for is none."""
-        if message is None:
-            return
         program = self._programs[message.plan] if isinstance(message, m.Signal) else None
         asked = program is not None and isinstance(message, m.Signal) and message.edge in program.polled
         self._cells[shared.LATE] += not asked

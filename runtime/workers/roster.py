@@ -18,11 +18,12 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from draftline.graph.errors import TransportError, WorkerLostError
 
+from . import checks
 from . import messages as m
 from .endpoints import Curve, RunDirectory, check_tcp, load_keys
 from .launch import Crew, Launch
 from .process import Child, spawn, stop, wait
-from .sockets import admit_only, inbox, outbox, post
+from .sockets import admit_only, hangups, inbox, outbox, post, watch_hangups
 
 FLOOD = 1000
 """Messages that are taken at once: a peer that floods the inbox must not keep the driver from its deadlines."""
@@ -45,10 +46,20 @@ class Roster:
         self._death_pipe = pipe[0]
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket] = []
+        self._monitors: list[zmq.Socket] = []
         grace = launch.limits.grace
         guard = None if self.curve is None else admit_only(self._context, self.curve)
         self._close = weakref.finalize(
-            self, _close, self._directory, self._context, self.children, self._sockets, pipe, grace, guard
+            self,
+            _close,
+            self._directory,
+            self._context,
+            self.children,
+            self._sockets,
+            self._monitors,
+            pipe,
+            grace,
+            guard,
         )
         where = self._endpoint("driver") if port is None else launch.transport
         try:
@@ -56,6 +67,8 @@ class Roster:
         except TransportError:
             self._close()
             raise
+        self._hangups = watch_hangups(self._inbox)
+        self._monitors.append(self._hangups)
         self._sockets.append(self._inbox)
 
     def _endpoint(self, name: str) -> str:
@@ -82,6 +95,7 @@ class Roster:
             )
             timeout = self._launch.limits.start_timeout
             self.children.append(spawn(boot, crew.luggage, self._directory.path, self._death_pipe, timeout))
+        hangups(self._hangups)  # of the workers before these
         self._poller = zmq.Poller()
         for source in self.sources():
             self._poller.register(source, zmq.POLLIN)
@@ -121,6 +135,15 @@ class Roster:
             except TransportError as error:
                 yield error
 
+    def hangups(self) -> int:
+        """Connections to the inbox that ended since the last call, or since the workers were started."""
+        return hangups(self._hangups)
+
+    def expected(self, message: m.Ready) -> bool:
+        """Whether one of the children says this."""
+        name = f"w{message.worker}.{message.epoch}"
+        return checks.ready(message, [child.pid for child in self.children], self._endpoint(name))
+
     def kill(self, epoch: int) -> None:
         """End every worker at once; nothing of theirs is needed any more."""
         for child in self.children:
@@ -145,6 +168,7 @@ def _close(
     context: zmq.Context,
     children: list[Child],
     sockets: list[zmq.Socket],
+    monitors: list[zmq.Socket],
     pipe: tuple[int, int],
     grace: float,
     guard: ThreadAuthenticator | None,
@@ -152,7 +176,8 @@ def _close(
     try:
         stop(children, grace)
     finally:
-        for socket in sockets:
+        for socket in (*sockets[:1], *monitors, *sockets[1:]):
+            socket.disable_monitor()
             socket.close(0)
         if guard is not None:
             guard.stop()

@@ -22,7 +22,7 @@ from ..trace import SPAN_FIELDS, SPAN_ROWS, Spans
 Cells = np.ndarray
 """int64 [CELLS]: one worker's line, written by that worker alone."""
 
-BEAT, STATE, EPOCH, STEP, PLAN, INDEX, SIGNALS, WAVES, CAPTURES, REFUSED, LATE, CANCELLED = range(12)
+BEAT, STATE, EPOCH, STEP, PLAN, INDEX, SIGNALS, WAVES, CAPTURES, REFUSED, LATE, CANCELLED, HANGUPS = range(13)
 CELLS = 16
 """BEAT: CLOCK_MONOTONIC in ns when the work loop last moved; STATE: one of ``STATES``; EPOCH, STEP, PLAN and INDEX:
 what it is at; the rest counts since the worker was started."""

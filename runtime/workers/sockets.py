@@ -44,6 +44,21 @@ def inbox(context: zmq.Context, endpoint: str, curve: Curve | None, max_frame: i
     return socket
 
 
+def watch_hangups(socket: zmq.Socket) -> zmq.Socket:
+    """Have the ends of connections to an inbox told; closed with ``socket.disable_monitor()``."""
+    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+
+def hangups(monitor: zmq.Socket) -> int:
+    """Connections that ended since the last call. An inbox's own peers stay connected for as long as they live; the
+    others are strangers, who went away or whom libzmq cut off for a frame that is too long or not zmq's."""
+    count = 0
+    while monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        monitor.recv_multipart(zmq.NOBLOCK)
+        count += 1
+    return count
+
+
 def admit_only(context: zmq.Context, curve: Curve) -> ThreadAuthenticator:
     """Let nobody connect to the context's CURVE sockets who has not proved to own this key pair; ``stop`` it."""
     guard = ThreadAuthenticator(context)
