@@ -8,9 +8,10 @@ with open_pipeline("mtp.yaml", num_speculative_tokens=3) as pipeline:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from draftline.compiler.cache import CacheReport
@@ -21,9 +22,9 @@ from draftline.graph.errors import UsageError
 from draftline.graph.yaml import load_graph, resolve_prefill
 from draftline.stages.models.core import Shape
 from draftline.stages.models.registry import read_shape, resolve
-from draftline.stages.registry import lookup as builtin_lookup
+from draftline.stages.registry import extended
 
-from .deployment import Compiler, Lookup, Sizes, check, load, needs_mtp
+from .deployment import Compiler, Sizes, check, load, needs_mtp
 from .engine import Engine
 from .inline import InlineRuntime
 from .observers import Observers
@@ -73,12 +74,13 @@ def prepare(
     source: str | None = None,
     prefill: Graph | None = None,
     plan_cache: Path | None = None,
-    lookup: Lookup = builtin_lookup,
+    stages: Mapping[str, type[Any]] = MappingProxyType({}),
     **wishes: Any,
 ) -> Prepared:
     """Load the graph and check it against the model and the wishes (names of a graph's ``settings``).
 
-    ``source`` is the path or name that a ``Graph`` came from: its prefill graph is looked for beside it.
+    ``source`` is the path or name that a ``Graph`` came from: its prefill graph is looked for beside it. ``stages``:
+    stage classes of your own by the names that the graph gives them, wherever they were defined.
     Raises GraphError, UsageError, ModelError.
     """
     if isinstance(graph, str):
@@ -94,7 +96,9 @@ def prepare(
         prefill = resolve_prefill(graph, source)
     if prefill is None:
         raise UsageError(f"graph {graph.name!r} names no prefill graph; add the key prefill, such as {PLAIN_PREFILL}")
-    return Prepared(graph, prefill, settings, chosen, shape, folder, Compiler(chosen, shape, lookup, plan_cache))
+    return Prepared(
+        graph, prefill, settings, chosen, shape, folder, Compiler(chosen, shape, extended(stages), plan_cache)
+    )
 
 
 class Pipeline:
@@ -156,8 +160,13 @@ class Pipeline:
 
 
 def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtime:
-    """The runtime that the settings ask for, not bound to any plan yet. Raises ModelError and CapacityError."""
+    """The runtime that the settings ask for, not bound to any plan yet. Raises ModelError, CapacityError, UsageError
+    and TransportError."""
     s, compiler = prepared.settings, prepared.compiler
+    if options.transport == "ipc" and options.curve_keys is not None:
+        raise UsageError(f"--curve-keys is for tcp; with it give --transport tcp://HOST, not {options.transport}")
+    if options.transport != "ipc" and s.runtime != "zmq":
+        raise UsageError(f"--transport is for --runtime zmq, and the runtime is {s.runtime}")
     if s.runtime == "zmq":
         limits = Limits(start_timeout=float(s.start_timeout), max_restarts=s.max_restarts)
         cores = share(available(), s.replicas)[group] if s.replicas > 1 else available()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -62,6 +62,17 @@ def lookup(name: str) -> type[Any]:
             f"stage {name!r}: {class_name} has no class attribute 'signature' of type Signature", rule="unknown-stage"
         )
     return found
+
+
+def extended(stages: Mapping[str, type[Any]]) -> Callable[[str], type[Any]]:
+    """A lookup that knows ``stages`` by their names here, too. Raises GraphError for what is no stage class."""
+    own = dict(stages)
+    for name, found in own.items():
+        if not isinstance(getattr(found, "signature", None), Signature):
+            raise GraphError(
+                f"stage {name!r}: {found!r} has no class attribute 'signature' of type Signature", rule="unknown-stage"
+            )
+    return lambda name: own[name] if name in own else lookup(name)
 
 
 def signature(name: str) -> Signature:

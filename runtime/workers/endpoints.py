@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import zmq
 from zmq.auth import load_certificate
 
 from draftline.graph.errors import TransportError
@@ -111,7 +112,16 @@ def load_keys(path: Path) -> Curve:
             f"{path}: holds no secret key of 40 characters; make one with"
             " python -c \"import zmq.auth; zmq.auth.create_certificates('.', 'draftline')\""
         )
+    if _public(secret) != public:
+        raise TransportError(f"{path}: the public key is not that of the secret key; make a new pair")
     return Curve(public, secret)
+
+
+def _public(secret: bytes) -> bytes:
+    try:
+        return zmq.curve_public(secret)
+    except (zmq.ZMQError, ValueError):  # not Z85
+        return b""
 
 
 _TCP = re.compile(r"tcp://(\[[^\]]+\]|[^:/\s]+)(?::(\d+))?")
