@@ -68,8 +68,10 @@ def _nothing() -> None:
 class _Turns:
     """Links of programs that take turns in one process."""
 
-    def __init__(self, bound: BoundPlan, program: Program, signals: set[int], totals: Totals, spans: Spans | None):
-        self._bound, self._program, self._signals = bound, program, signals
+    def __init__(
+        self, step: int, bound: BoundPlan, program: Program, signals: set[int], totals: Totals, spans: Spans | None
+    ):
+        self._step, self._bound, self._program, self._signals = step, bound, program, signals
         self._totals, self._spans, self._since = totals, spans, 0
 
     def arrived(self, edge: int) -> bool:
@@ -88,7 +90,7 @@ class _Turns:
         self._totals.waves += ran and wave
         self._totals.cancelled += not ran and not wave
         if self._spans is not None:
-            self._spans.add(self._since, time.monotonic_ns(), self._totals.steps, self._bound.number, index, ran)
+            self._spans.add(self._since, time.monotonic_ns(), self._step, self._bound.number, index, ran)
 
 
 class InlineRuntime:
@@ -101,6 +103,7 @@ class InlineRuntime:
         self._spans: dict[str, Spans] = {}
         self.bound: list[BoundPlan] = []
         self.totals = Totals()
+        self.step = 0
 
     @property
     def captures(self) -> int:
@@ -142,10 +145,11 @@ class InlineRuntime:
         """Nothing is left behind."""
 
     def _run(self, bound: BoundPlan) -> None:
+        self.step += 1
         signals: set[int] = set()
         with torch.inference_mode():
             turns = [
-                program.run(_Turns(bound, program, signals, self.totals, self._spans.get(program.device)))
+                program.run(_Turns(self.step, bound, program, signals, self.totals, self._spans.get(program.device)))
                 for program in bound.programs
             ]
             while turns:

@@ -67,9 +67,11 @@ class Bound(Protocol):
 
 
 class Runtime(Protocol):
-    """Runs plans. ``bind`` once, then calls, one at a time."""
+    """Runs plans. ``bind`` once, then calls, one at a time. ``step``: number of the last call that was begun, from 1,
+    in errors and in the trace."""
 
     totals: Totals
+    step: int
 
     @property
     def captures(self) -> int: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +87,18 @@ class Trace:
         self._events.append(_span(group, 0, begin, end, name, args))
 
     def spans(self, group: int, worker: int, device: str, plans: Sequence[Plan], spans: Spans, info: StepInfo) -> None:
-        """Take a worker's new spans."""
+        """Take a worker's new spans. Those of an earlier step are of one that failed; nobody was served by it."""
         for begin, end, step, number, index, ran in spans.take():
             plan = plans[number]
             program = next(w for w in plan.workers if w.device == device)
             instruction = program.instructions[index]
             segment = plan.segment(instruction.segment)
             run = segment.runs[0]
-            args: dict[str, Any] = {"step": step, "K": plan.num_speculative_tokens, "requests": sorted(info.requests)}
+            served = info if step == info.step else replace(info, requests={})
+            args: dict[str, Any] = {"step": step, "K": plan.num_speculative_tokens, "requests": sorted(served.requests)}
             if segment.per_wave:
                 args |= {"wave": instruction.wave, "chunk": run.chunk}
-                args["requests"] = _served(plan, run.chunk, instruction.wave, info)
+                args["requests"] = _served(plan, run.chunk, instruction.wave, served)
             if not ran and segment.per_wave:
                 continue  # a wave with nobody in it is no event
             if not ran:

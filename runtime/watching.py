@@ -80,7 +80,7 @@ class Watching(Observer):
             self._named = True
             for worker, (device, _) in enumerate(runtime.tracks()):
                 self._trace.name(self.group, device, worker)
-        info = StepInfo(runtime.totals.steps, plan.num_speculative_tokens, requests)
+        info = StepInfo(runtime.step, plan.num_speculative_tokens, requests)
         self._trace.driver(self.group, began, time.monotonic_ns(), name, info)
         plans = [bound.plan for bound in runtime.bound]
         for worker, (device, spans) in enumerate(runtime.tracks()):

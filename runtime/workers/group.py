@@ -64,7 +64,7 @@ class WorkerGroup:
         self._launch, self.limits = launch, launch.limits
         self._roster = Roster(launch)
         self.totals = Totals()
-        self.epoch, self._step, self._failures = 0, 0, 0
+        self.epoch, self.step, self._failures = 0, 0, 0
         self._state = "down"
         self._answer: Outputs | DraftlineError | None = None
         self._waiting_for: set[int] = set()
@@ -135,11 +135,11 @@ class WorkerGroup:
         if self._state != "idle":
             self._answer = self._answer if isinstance(self._answer, WorkerError) else WorkerLostError("no worker runs")
             return Call(self)
-        self._step += 1
+        self.step += 1
         self._state, self._answer = "running", None
         self._watch.begin(time.monotonic())
         headers, raw = frames.put(bound.arena.buffer(name) for name in self._carried[bound.number].step)
-        message = m.Step(self.epoch, self._step, bound.number, headers)
+        message = m.Step(self.epoch, self.step, bound.number, headers)
         self._post(self.devices.index(bound.plan.entry), message, raw)
         return Call(self)
 
@@ -179,7 +179,7 @@ class WorkerGroup:
     def _handle(self, message: m.Message, raw: Sequence[bytes]) -> None:
         of_a_step = isinstance(message, m.Done | m.Failed | m.Idle)
         if message.epoch != self.epoch or (
-            of_a_step and (message.step != self._step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
+            of_a_step and (message.step != self.step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
         ):
             self.totals.late += 1
         elif isinstance(message, m.Ready) and self._state == "starting" and self._roster.expected(message):
@@ -229,7 +229,7 @@ class WorkerGroup:
         self._state, self._waiting_for = "aborting", set(range(len(self.devices)))
         self._watch.begin(time.monotonic())
         for n in range(len(self.devices)):
-            self._post(n, m.Abort(self.epoch, self._step))
+            self._post(n, m.Abort(self.epoch, self.step))
 
     def _count(self) -> None:
         """Add what the workers' cells have counted since the last time."""
@@ -253,13 +253,13 @@ class WorkerGroup:
             who = ", ".join(str(c) for c in missing)
             self.fail(WorkerStartError(f"{who} not ready after {self.limits.start_timeout:g} s{said}"))
         elif self._state in ("running", "aborting"):
-            found = self._watch.late(self._current.plan, self._step, now)
+            found = self._watch.late(self._current.plan, self.step, now)
             if found is not None:
                 child = self._roster.children[found.worker]
                 age = now - self._memory.cells[found.worker][shared.BEAT] / 1e9
                 self.fail(
                     WorkerLateError(
-                        f"{child} is late in step {self._step}: {found.what}; its last heartbeat was {age:.1f} s"
+                        f"{child} is late in step {self.step}: {found.what}; its last heartbeat was {age:.1f} s"
                         f" ago{child.tail()}"
                     )
                 )
@@ -273,7 +273,7 @@ class WorkerGroup:
             self.fail(WorkerStartError(what))
         else:
             where = self._watch.where(child.index)
-            self.fail(WorkerLostError(f"{child} {child.ending()} in step {self._step}{where}{child.tail()}"))
+            self.fail(WorkerLostError(f"{child} {child.ending()} in step {self.step}{where}{child.tail()}"))
 
     def fail(self, error: WorkerError) -> None:
         """The call under way, or the start, came to this."""

@@ -119,7 +119,7 @@ def _forge(runtime, epoch: int) -> None:
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.connect(runtime._roster._inbox.get_string(zmq.LAST_ENDPOINT))
-    socket.send_multipart(m.pack(runtime._roster._key, m.Done(epoch, runtime._step)))
+    socket.send_multipart(m.pack(runtime._roster._key, m.Done(epoch, runtime.step)))
     time.sleep(0.2)
     socket.close()
     context.term()
