@@ -111,6 +111,7 @@ class SettingsModel(_Strict):
     page_size: Positive | None = None
     max_new_tokens: Positive | None = None
     runtime: Literal["inline", "zmq"] | None = None
+    threads: Annotated[StrictInt, Field(ge=0)] | None = None
     replicas: Positive | None = None
     overlap: StrictBool | None = None
     max_waiting: Annotated[StrictInt, Field(ge=0)] | None = None

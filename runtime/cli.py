@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, metavar="N", help=meaning)
     p.add_argument("--dtype", choices=["fp32", "bf16"])
     p.add_argument("--runtime", choices=list(RUNTIMES), help="inline: this process; zmq: a process per device")
+    p.add_argument("--threads", metavar="N", help="threads of each process that computes; 0: by the model's size")
     p.add_argument("--replicas", metavar="N", help="groups of workers, each with caches of its own")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=None, help="verify while drafting")
     p.add_argument("--stage-timeout", metavar="SECONDS", help="a stage that runs longer counts as hung")
@@ -142,7 +143,8 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
         )
     wishes: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "num_speculative_tokens": k}
     wishes |= {"runtime": args.runtime, "overlap": args.overlap}
-    wishes["max_restarts"] = None if args.max_restarts is None else _number("--max-restarts", args.max_restarts, 0)
+    for name in ("max_restarts", "threads"):
+        wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)
     for name in ("stage_timeout", "start_timeout"):
         wishes[name] = _seconds("--" + name.replace("_", "-"), getattr(args, name))
     for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "tile", "replicas"):
@@ -154,8 +156,8 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
     return prepare(graph, source=args.graph, plan_cache=cache, **wishes)
 
 
-def _integer(flag: str, text: str | None) -> int | None:
-    return None if text is None else _number(flag, text, 1)
+def _integer(flag: str, text: str | None, least: int = 1) -> int | None:
+    return None if text is None else _number(flag, text, least)
 
 
 def _number(flag: str, text: str, least: int) -> int:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from draftline.compiler.cache import CacheReport
 from draftline.compiler.compile import Dump
 from draftline.compiler.plan import Plan
@@ -33,6 +35,7 @@ from .request import Listener, Output, Request
 from .running import Runtime
 from .settings import Settings, merge, sizes
 from .text import Text
+from .threads import threads_for, weight_bytes
 from .workers.cores import available, share
 from .workers.group import WorkerGroup
 from .workers.launch import Launch, Limits
@@ -160,9 +163,9 @@ class Pipeline:
 
 
 def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtime:
-    """The runtime that the settings ask for, not bound to any plan yet. Raises ModelError, CapacityError, UsageError
-    and TransportError."""
-    s, compiler = prepared.settings, prepared.compiler
+    """The runtime that the settings ask for, not bound to any plan yet; inline sets torch's threads for this process.
+    Raises ModelError, CapacityError, UsageError and TransportError."""
+    s, compiler, nbytes = prepared.settings, prepared.compiler, weight_bytes(prepared.folder)
     if options.transport == "ipc" and options.curve_keys is not None:
         raise UsageError(f"--curve-keys is for tcp; with it give --transport tcp://HOST, not {options.transport}")
     if options.transport != "ipc" and s.runtime != "zmq":
@@ -178,10 +181,13 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
                 limits,
                 trace=options.trace is not None,
                 cores=tuple(cores),
+                threads=s.threads,
+                nbytes=nbytes,
                 transport=options.transport,
                 curve_keys=options.curve_keys,
             )
         )
+    torch.set_num_threads(threads_for(s.threads, nbytes, len(available())))
     uses = ("target", "drafter") if prepared.sizes.k_max and needs_mtp(prepared.graph) else ("target",)
     return InlineRuntime(load(s.model, prepared.sizes, uses), compiler.lookup, options.trace is not None)
 

@@ -70,8 +70,10 @@ class Runtime(Protocol):
     """Runs plans. ``bind`` once, then calls, one at a time. ``step``: number of the last call that was begun, from 1,
     in errors and in the trace."""
 
-    totals: Totals
     step: int
+
+    @property
+    def totals(self) -> Totals: ...
 
     @property
     def captures(self) -> int: ...

@@ -27,6 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
     "max_new_tokens": 128,
     "runtime": "inline",
+    "threads": 0,  # 0: by the model's size, see threads.py
     "replicas": 1,
     "overlap": False,
     "max_waiting": 1024,
@@ -35,7 +36,7 @@ DEFAULTS: Mapping[str, Any] = {
     "start_timeout": 120.0,
 }
 
-_LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_waiting": 0}
+_LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_waiting": 0, "threads": 0}
 """Smallest value of an integer setting where that is not 1."""
 
 RUNTIMES = ("inline", "zmq")
@@ -55,6 +56,7 @@ class Settings:
     page_size: int
     max_new_tokens: int
     runtime: str
+    threads: int
     replicas: int
     overlap: bool
     max_waiting: int

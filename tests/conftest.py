@@ -16,9 +16,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _threads() -> None:
-    """Two threads whatever the machine has: a GEMM's split over threads is part of what is tested."""
+    """Two threads whatever the machine has, until a pipeline chooses its own: a GEMM's split over threads is part of
+    what is tested."""
     torch.set_num_threads(2)
 
 

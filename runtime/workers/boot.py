@@ -22,8 +22,9 @@ _LENGTHS = struct.Struct("<QQ")
 
 class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``inbox``: where this worker binds; ``driver``: the driver's inbox. ``plans``: JSON, by number.
-    ``uses``: models that this worker's stages use. ``cores``: CPUs that it owns. ``path``: the driver's sys.path.
-    ``heartbeat``: seconds between two signs of life while it is idle. ``secret``: CURVE secret key of tcp inboxes."""
+    ``uses``: models that this worker's stages use. ``cores``: CPUs that it owns, on which it computes with
+    ``threads`` threads. ``path``: the driver's sys.path. ``heartbeat``: seconds between two signs of life while it is
+    idle. ``curve``: CURVE key pair of tcp inboxes."""
 
     key: bytes
     epoch: int
@@ -41,6 +42,7 @@ class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: Sizes
     uses: list[str]
     cores: list[int]
+    threads: int
     path: list[str]
     heartbeat: float
     curve: tuple[bytes, bytes] | None = None

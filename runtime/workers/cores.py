@@ -22,8 +22,8 @@ def share(cores: list[int], workers: int) -> list[list[int]]:
     return [cores[a:b] for a, b in pairwise(edges)]
 
 
-def own(cores: list[int]) -> None:
-    """In a worker, before torch is imported: stay on these cores, with a thread for each."""
+def own(cores: list[int], threads: int) -> None:
+    """In a worker, before torch is imported: stay on these cores, with so many threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,12 @@ class WorkerGroup:
         """Raises TransportError for an endpoint that is refused. Nothing is started before ``bind``."""
         self._launch, self.limits = launch, launch.limits
         self._roster = Roster(launch)
-        self.totals = Totals()
+        self._totals = Totals()
         self.epoch, self.step, self._failures = 0, 0, 0
         self._state = "down"
         self._answer: Outputs | DraftlineError | None = None
         self._waiting_for: set[int] = set()
-        self._counted = np.zeros(shared.CELLS, dtype=np.int64)
+        self._earlier = np.zeros(shared.CELLS, dtype=np.int64)
 
     # -- start -----------------------------------------------------------------------------------------------
 
@@ -110,15 +111,15 @@ class WorkerGroup:
         self._failures += 1
         if self._failures > self.limits.max_restarts:
             raise WorkerLostError(f"the workers failed {self._failures} times in a row; the last time: {error}")
-        self.totals.restarts += 1
+        self._totals.restarts += 1
         wait = min(self.limits.backoff * 2 ** (self._failures - 1), self.limits.max_backoff)
         return Starting(self, time.monotonic() + wait)
 
     def spawn(self) -> None:
         """Start all processes; they are ready later. For ``Starting``."""
+        self._earlier += self._memory.cells.sum(0)
         self.epoch += 1
         self._memory.clear()
-        self._counted[:] = 0
         self._state, self._answer = "starting", None
         self._waiting_for = set(range(len(self.devices)))
         self._where = [""] * len(self.devices)
@@ -136,6 +137,7 @@ class WorkerGroup:
             self._answer = self._answer if isinstance(self._answer, WorkerError) else WorkerLostError("no worker runs")
             return Call(self)
         self.step += 1
+        self._totals.hangups += self._roster.hangups()
         self._state, self._answer = "running", None
         self._watch.begin(time.monotonic())
         headers, raw = frames.put(bound.arena.buffer(name) for name in self._carried[bound.number].step)
@@ -144,7 +146,7 @@ class WorkerGroup:
         return Call(self)
 
     def _post(self, worker: int, message: m.Message, raw: Sequence[bytes] = ()) -> None:
-        self.totals.hops += isinstance(message, m.Step)
+        self._totals.hops += isinstance(message, m.Step)
         try:
             self._roster.post(worker, message, raw)
         except WorkerLostError as error:
@@ -168,9 +170,11 @@ class WorkerGroup:
         dead = self._roster.poll(timeout)
         for message in self._roster.receive():
             if isinstance(message, TransportError):
-                self.totals.refused += 1
+                self._totals.refused += 1
             else:
                 self._handle(*message)
+            if self._answer is not None:
+                break  # what else has come can wait for the next call
         if self._answer is None and dead is not None:
             self._died(dead)
         elif self._answer is None:
@@ -181,7 +185,7 @@ class WorkerGroup:
         if message.epoch != self.epoch or (
             of_a_step and (message.step != self.step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
         ):
-            self.totals.late += 1
+            self._totals.late += 1
         elif isinstance(message, m.Ready) and self._state == "starting" and self._roster.expected(message):
             self._ready(message)
         elif isinstance(message, m.Done) and self._state == "running":
@@ -191,10 +195,9 @@ class WorkerGroup:
         elif isinstance(message, m.Idle) and self._state == "aborting":
             self._waiting_for.discard(message.worker)
             if not self._waiting_for:
-                self._count()
                 self._state, self._answer = "idle", self._error
         else:
-            self.totals.refused += 1
+            self._totals.refused += 1
 
     def _ready(self, message: m.Ready) -> None:
         if message.worker in self._waiting_for:
@@ -212,12 +215,11 @@ class WorkerGroup:
             names = self._carried[bound.number].done
             frames.take(message.tensors, raw, [bound.arena.buffer(name) for name in names])
         except TransportError:
-            self.totals.refused += 1
+            self._totals.refused += 1
             return
         self._state, self._failures = "idle", 0
-        self.totals.steps += 1
-        self.totals.hops += 1
-        self._count()
+        self._totals.steps += 1
+        self._totals.hops += 1
         self._answer = bound.outputs
 
     def _abort(self, message: m.Failed) -> None:
@@ -231,17 +233,21 @@ class WorkerGroup:
         for n in range(len(self.devices)):
             self._post(n, m.Abort(self.epoch, self.step))
 
-    def _count(self) -> None:
-        """Add what the workers' cells have counted since the last time."""
-        now = self._memory.cells.sum(0)
-        new = now - self._counted
-        self._counted = now
-        self.totals.hops += int(new[shared.SIGNALS])
-        self.totals.waves += int(new[shared.WAVES])
-        self.totals.cancelled += int(new[shared.CANCELLED])
-        self.totals.late += int(new[shared.LATE])
-        self.totals.refused += int(new[shared.REFUSED])
-        self.totals.hangups += int(new[shared.HANGUPS]) + self._roster.hangups()
+    @property
+    def totals(self) -> Totals:
+        """The counters as they are now: a copy, which any thread may ask for."""
+        if not self.epoch:
+            return replace(self._totals)
+        mine, cells = self._totals, self._earlier + self._memory.cells.sum(0)
+        return replace(
+            mine,
+            hops=mine.hops + int(cells[shared.SIGNALS]),
+            waves=int(cells[shared.WAVES]),
+            cancelled=int(cells[shared.CANCELLED]),
+            late=mine.late + int(cells[shared.LATE]),
+            refused=mine.refused + int(cells[shared.REFUSED]),
+            hangups=mine.hangups + int(cells[shared.HANGUPS]),
+        )
 
     # -- who is late, who is dead ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from draftline.graph.errors import PlanError
 from draftline.stages.registry import BUILTIN
 
 from ..deployment import Lookup, Sizes
+from ..threads import threads_for
 from . import ship
 from .boot import Boot
 from .cores import available, share
@@ -42,7 +43,8 @@ class Limits:
 class Launch:
     """``model``: name or folder. ``load``: makes the model in place of reading ``model`` (``sizes`` → Loaded).
     ``transport``: ``ipc``, or ``tcp://HOST``, which needs ``curve_keys``. ``directory``: where the run directory is
-    made; None: the system's place for temporary files."""
+    made; None: the system's place for temporary files. ``threads``: of each worker; 0: by the
+    ``nbytes`` of the model's weights, see ``threads.py``."""
 
     model: str
     sizes: Sizes
@@ -51,6 +53,8 @@ class Launch:
     load: Callable[..., Any] | None = None
     trace: bool = False
     cores: tuple[int, ...] = field(default_factory=lambda: tuple(available()))
+    threads: int = 0
+    nbytes: int = 0
     directory: Path | None = None
     transport: str = "ipc"
     curve_keys: Path | None = None
@@ -121,6 +125,7 @@ class Crew:
             sizes=launch.sizes,
             uses=list(self.uses[n]),
             cores=list(self.cores[n]),
+            threads=threads_for(launch.threads, launch.nbytes, len(self.cores[n])),
             path=[p or os.getcwd() for p in sys.path],
             heartbeat=launch.limits.heartbeat,
             **rest,

@@ -5,6 +5,7 @@ Knows: one device's programs, its inbox, whom it tells. Does not know: requests,
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
@@ -44,7 +45,7 @@ class Worker:
 
     def __init__(self, boot: Boot, luggage: bytes) -> None:
         self._boot = boot
-        torch.set_num_threads(len(boot.cores))
+        torch.set_num_threads(boot.threads)
         plans = [Plan.from_json(text) for text in boot.plans]
         layout = arena_layout(plans)
         arena = layout.nbytes if boot.shares_memory else 0
@@ -109,6 +110,8 @@ class Worker:
         where = self._inbox.get_string(zmq.LAST_ENDPOINT)
         self._tell_driver(m.Ready(self._boot.epoch, self._boot.index, os.getpid(), where))
         self._phase(shared.IDLE)
+        gc.collect()
+        gc.freeze()  # what is here stays: no later collection has to look at it, which takes milliseconds
         with torch.inference_mode():
             while True:
                 message = self._receive(self._boot.heartbeat)
@@ -236,6 +239,8 @@ class Worker:
         post(self._driver, [*m.pack(self._boot.key, message), *raw])
 
     def _tensors(self, names: Sequence[str]) -> tuple[tuple[m.TensorHeader, ...], list[bytes]]:
+        if self._boot.shares_memory:
+            return (), []
         program = self._programs[self._plan]
         assert program is not None
         return frames.put(program.arena.buffer(name) for name in names)
@@ -253,7 +258,8 @@ class Worker:
         self._cells[shared.SIGNALS] += 1
         program = self._programs[self._plan]
         assert program is not None
-        headers, raw = self._tensors(() if self._boot.shares_memory else self._carried[self._plan].edges[edge])
+        carried = () if self._boot.shares_memory else self._carried[self._plan].edges[edge]
+        headers, raw = self._tensors(carried)
         message = m.Signal(self._boot.epoch, self._step, self._plan, edge, headers)
         post(self._peers[program.plan.edges[edge].target], [*m.pack(self._boot.key, message), *raw])
 

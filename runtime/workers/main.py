@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     sys.path[:] = boot.path
     from . import cores
 
-    cores.own(boot.cores)
+    cores.own(boot.cores, boot.threads)
     from .loop import Worker
 
     return Worker(boot, luggage).serve()

@@ -124,8 +124,8 @@ def test_ten_thousand_frames_that_are_no_message(pipeline, inboxes, truth):
 @pytest.mark.timeout(60)
 def test_a_real_message_at_the_wrong_place_or_time_is_refused_or_late(pipeline, inboxes, truth):
     runtime = pipeline.engine.runtime
-    key, epoch, totals = runtime._roster._key, runtime.epoch, runtime.totals
-    refused, late = totals.refused, totals.late
+    key, epoch = runtime._roster._key, runtime.epoch
+    refused, late = runtime.totals.refused, runtime.totals.late
     raw = [m.Step(epoch, 10**9, 0, (m.TensorHeader("float32", (1,)),)), m.Step(epoch, 10**9, 99)]
     to_worker = [*real_messages(epoch)[4:6], *raw, m.Signal(epoch, 10**9, 0, 99), m.Peers(epoch, ("ipc://x",))]
     to_driver = [m.Stop(epoch), m.Abort(epoch, 0), m.Peers(epoch, ()), m.Ready(epoch, 0, 1, "ipc://x")]
@@ -137,9 +137,9 @@ def test_a_real_message_at_the_wrong_place_or_time_is_refused_or_late(pipeline, 
     for message in to_driver:
         inboxes[0].send_multipart(m.pack(key, message))
     inboxes[0].send_multipart(m.pack(key, m.Done(epoch, 0)))
-    assert until(pipeline, lambda: totals.refused == refused + 2 * len(to_worker) + len(to_driver))
-    assert until(pipeline, lambda: totals.late == late + 5)
-    assert totals.restarts == 0
+    assert until(pipeline, lambda: runtime.totals.refused == refused + 2 * len(to_worker) + len(to_driver))
+    assert until(pipeline, lambda: runtime.totals.late == late + 5)
+    assert runtime.totals.restarts == 0
     assert decode(pipeline) == truth
 
 
