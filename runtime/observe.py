@@ -28,6 +28,8 @@ class Observer:
 
     def admitted(self, live: Live) -> None:
         """A request got its turn."""
+        if not self._counts.steps:
+            self._since = time.monotonic()  # nobody was served since the last line
 
     def filled(self, runtime: Any, plan: Plan, began: int, rows: Sequence[tuple[Live, int]]) -> None:
         """A prefill or replay call is done; ``began`` in ns of CLOCK_MONOTONIC."""

@@ -37,7 +37,7 @@ COMMANDS = [
 def test_command(where, line, monkeypatch, tmp_path, capsys):
     words = shlex.split(line, comments=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
         assert {w for w in words[1:] if "=" not in w} <= set(targets), where
