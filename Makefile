@@ -25,7 +25,7 @@ run: $(VENV)/installed
 
 test: run $(VENV)/installed-test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(VENV)/installed-test
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only --benchmark-autosave

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -151,7 +152,8 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name))
     if wishes["max_num_seqs"] is None and num_prompts:
         settings = dict(graph.settings)
-        wishes["max_num_seqs"] = min(num_prompts, settings.get("max_num_seqs", 8))
+        replicas = wishes["replicas"] or settings.get("replicas", 1)
+        wishes["max_num_seqs"] = min(math.ceil(num_prompts / replicas), settings.get("max_num_seqs", 8))
     cache = None if args.no_plan_cache else args.plan_cache or default_directory()
     return prepare(graph, source=args.graph, plan_cache=cache, **wishes)
 

@@ -18,9 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _threads() -> None:
-    """Two threads whatever the machine has, until a pipeline chooses its own: a GEMM's split over threads is part of
-    what is tested."""
-    torch.set_num_threads(2)
+    """One thread, whatever the machine has and whatever a pipeline before this test chose: several test processes run
+    at once. Where a GEMM's split over threads is what is tested, the module asks for two."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -236,18 +235,8 @@ class WorkerGroup:
     @property
     def totals(self) -> Totals:
         """The counters as they are now: a copy, which any thread may ask for."""
-        if not self.epoch:
-            return replace(self._totals)
-        mine, cells = self._totals, self._earlier + self._memory.cells.sum(0)
-        return replace(
-            mine,
-            hops=mine.hops + int(cells[shared.SIGNALS]),
-            waves=int(cells[shared.WAVES]),
-            cancelled=int(cells[shared.CANCELLED]),
-            late=mine.late + int(cells[shared.LATE]),
-            refused=mine.refused + int(cells[shared.REFUSED]),
-            hangups=mine.hangups + int(cells[shared.HANGUPS]),
-        )
+        cells = self._memory.cells.sum(0) if self.epoch else 0
+        return shared.counted(self._totals, self._earlier + cells)
 
     # -- who is late, who is dead ----------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..running import Totals
 from ..trace import SPAN_FIELDS, SPAN_ROWS, Spans
 
 Cells = np.ndarray
@@ -31,6 +32,19 @@ STATES = ("starting", "importing", "loading the model", "binding the plans", "id
 IDLE, RUNNING = 4, 5
 
 PAGE = 4096
+
+
+def counted(totals: Totals, cells: Cells) -> Totals:
+    """``totals`` of the driver with what the workers' cells, summed up, have counted."""
+    return replace(
+        totals,
+        hops=totals.hops + int(cells[SIGNALS]),
+        waves=totals.waves + int(cells[WAVES]),
+        cancelled=totals.cancelled + int(cells[CANCELLED]),
+        late=totals.late + int(cells[LATE]),
+        refused=totals.refused + int(cells[REFUSED]),
+        hangups=totals.hangups + int(cells[HANGUPS]),
+    )
 
 
 @dataclass(frozen=True)

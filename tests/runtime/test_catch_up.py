@@ -65,7 +65,7 @@ def test_drafter_cache_holds_the_truth(k, right):
     fresh_model = tiny_model(sizes)
     fresh = engine_of(fresh_model, sizes)
     fresh.add(0, Request(tuple(text[:done]), 1, ignore_eos=True))
-    list(fresh._admit())
+    fresh._admit()
     drive(fresh._fill(list(fresh._live.values())))
     size = ring_length(8, model.geometry)
     rows = [q % size for q in range(done - 1 - 8, done - 1)]  # all that the next draft can read

@@ -17,6 +17,12 @@ PROMPTS = [prompt(n, 50 + i) for i, n in enumerate([7, 126, 40, 255])]
 NEW = 12
 
 
+@pytest.fixture(autouse=True)
+def _two_threads(_threads) -> None:
+    """A GEMM's split over threads must not show either."""
+    torch.set_num_threads(2)
+
+
 class Recorder:
     """Keeps the logits of every (request prefix, position) row that a wave scored."""
 

@@ -95,9 +95,7 @@ def test_a_worker_that_hangs_is_named_and_replaced(trapped, flags, truth, monkey
     assert decode(trapped) == truth
     [error] = errors.seen
     assert isinstance(error, WorkerLateError)
-    says = (
-        rf"{who} .*pid \d+\) is late in step \d+: at RUN s\d\.\S+ for more than 4 s; its last heartbeat was [45]\.\d s"
-    )
+    says = r" .*pid \d+\) is late in step \d+: at RUN s\d\.\S+ for more than 4 s; its last heartbeat was [4-9]\.\d s"
     assert re.search(who + says, str(error))
 
 
