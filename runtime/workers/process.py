@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftline.graph.errors import UsageError, WorkerLostError
+from draftline.graph.errors import UsageError, WorkerLostError, WorkerStartError
 
 from . import boot as boots
 
@@ -67,17 +67,21 @@ def _indent(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines())
 
 
-def spawn(boot: boots.Boot, luggage: bytes, directory: Path, death_pipe: int, timeout: float) -> Child:
-    """Start a worker and hand it its record.
+def spawn(boot: boots.Boot, directory: Path, death_pipe: int) -> tuple[Child, int]:
+    """Start a worker; it waits for its boot record on the pipe whose write end is given back.
 
-    Raises UsageError outside the main thread: a worker is told to end when the thread that started it does.
+    Raises UsageError outside the main thread (a worker is told to end when the thread that started it does) and
+    WorkerStartError if the system starts no process.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
             "workers are started from the main thread only: the kernel ends a worker with the thread that started it"
         )
     log = directory / f"worker-{boot.index}.log"
-    read, write = os.pipe()
+    try:
+        read, write = os.pipe()
+    except OSError as error:  # no descriptors left
+        raise WorkerStartError(f"worker {boot.index} ({boot.device}) cannot be started: {error}") from error
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -89,14 +93,12 @@ def spawn(boot: boots.Boot, luggage: bytes, directory: Path, death_pipe: int, ti
                 process_group=0,  # an interrupt from the terminal is the driver's to handle
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE"},
             )
-    except BaseException:
+    except OSError as error:
         os.close(write)
-        raise
+        raise WorkerStartError(f"worker {boot.index} ({boot.device}) cannot be started: {error}") from error
     finally:
         os.close(read)
-    child = Child(boot.index, boot.device, process, log, _sentinel(process.pid))
-    boots.send(write, boot, luggage, timeout)
-    return child
+    return Child(boot.index, boot.device, process, log, _sentinel(process.pid)), write
 
 
 def _sentinel(pid: int) -> int | None:

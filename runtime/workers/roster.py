@@ -20,6 +20,7 @@ from draftline.graph.errors import TransportError, WorkerLostError
 
 from . import checks
 from . import messages as m
+from .boot import send
 from .endpoints import Curve, RunDirectory, check_tcp, load_keys
 from .launch import Crew, Launch
 from .process import Child, spawn, stop, wait
@@ -94,7 +95,9 @@ class Roster:
                 curve=None if self.curve is None else (self.curve.public, self.curve.secret),
             )
             timeout = self._launch.limits.start_timeout
-            self.children.append(spawn(boot, crew.luggage, self._directory.path, self._death_pipe, timeout))
+            child, pipe = spawn(boot, self._directory.path, self._death_pipe)
+            self.children.append(child)
+            send(pipe, boot, crew.luggage, timeout)
         hangups(self._hangups)  # of the workers before these
         self._poller = zmq.Poller()
         for source in self.sources():

@@ -53,7 +53,7 @@ def hangups(monitor: zmq.Socket) -> int:
     """Connections that ended since the last call. An inbox's own peers stay connected for as long as they live; the
     others are strangers, who went away or whom libzmq cut off for a frame that is too long or not zmq's."""
     count = 0
-    while monitor.get(zmq.EVENTS) & zmq.POLLIN:
+    while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
         monitor.recv_multipart(zmq.NOBLOCK)
         count += 1
     return count

@@ -104,7 +104,7 @@ def test_without_anything_to_overlap_the_plan_is_the_same(k, devices):
 
 
 def test_a_model_has_one_owner():
-    with pytest.raises(PlanError, match="places 'target' on cpu:0, but graph 'mtp_zmq' has the caches .* on cpu:1"):
+    with pytest.raises(PlanError, match=r"places 'target' on cpu:0, but graph 'mtp_zmq' has the caches .* on cpu:1"):
         follow(replace(PREFILL, placement=(("target", "cpu:0"),)), MTP, registry.lookup, "cpu:0")
     moved = follow(PREFILL, MTP, registry.lookup, "cpu:0")
     assert dict(moved.placement) == {"target": "cpu:1", "draft": "cpu:0"}

@@ -26,6 +26,7 @@ from draftline.graph.errors import CapacityError, UsageError, WorkerStartError
 from draftline.graph.yaml import load_graph
 from draftline.runtime.cli import main
 from draftline.runtime.pipeline import open_pipeline
+from draftline.runtime.workers import roster
 from draftline.runtime.workers.group import WorkerGroup
 
 HELPERS = Path(__file__).parent.parent / "helpers"
@@ -80,6 +81,37 @@ def _kill_when_ready(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
 
     monkeypatch.setattr(WorkerGroup, "_ready", kill)
     return killed
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["no process", "no boot record"])
+def test_a_second_worker_that_the_system_does_not_start_leaves_no_first_one(clean, monkeypatch, what):
+    fds, calls = psutil.Process().num_fds(), 0
+    popen, send = subprocess.Popen, roster.send
+
+    def second(real, error):
+        def call(*args, **options):
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise error
+            return real(*args, **options)
+
+        return call
+
+    if what == "no process":
+        monkeypatch.setattr(subprocess, "Popen", second(popen, OSError(12, "Cannot allocate memory")))
+        says = r"worker 1 \(cpu:1\) cannot be started: .*Cannot allocate memory"
+    else:
+        monkeypatch.setattr(roster, "send", second(send, WorkerStartError("worker 1 did not read its boot record")))
+        says = "did not read its boot record"
+    with pytest.raises(WorkerStartError, match=says) as error:
+        open_pipeline("mtp-zmq.yaml")
+    monkeypatch.undo()
+    del error
+    gc.collect()
+    assert calls == 2
+    assert psutil.Process().num_fds() <= fds + (what == "no boot record")  # the pipe that the stand-in did not close
 
 
 @pytest.mark.timeout(60)
