@@ -3,10 +3,12 @@
     python -m benchmarks.runtime.overhead [--requests 1 2 4 8] [--depths 0 3 7] [--steps 150] [--json]
 
 Every variant decodes the same prompts, so step i is the same work in each; every process computes with one thread.
+What a segment takes varies by milliseconds on a shared machine, so what a runtime adds is measured where it is added:
+in the time of a step in which no segment runs, by the spans that workers keep.
 
-Columns: median step of inline; what the variant adds at the median of the paired differences, and at their 90th
-percentile; median step over inline's; CPU time of the driver's thread per step; messages per step; and, from the
-workers' own spans, the median time of a step in which no worker ran anything.
+Columns: median step of inline; what the variant adds between the segments, at the median and the 90th percentile (of
+the differences, step by step); the median step over inline's; CPU time of the driver's thread per step, and inline's
+without its segments; messages per step.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftline.graph.yaml import load_graph
+from draftline.runtime.observe import Observer
 from draftline.runtime.pipeline import Pipeline, RunOptions, open_pipeline
 
 PROMPTS = ["def read_lines(path):\n    ", "class Stack:", "import os\n", "The following table lists"] * 2
@@ -44,8 +47,9 @@ def opened(settings: dict[str, Any], k: int, requests: int) -> Pipeline:
     """A pipeline with ``requests`` requests in the middle of decoding."""
     settings = {"threads": 1, **settings}
     graph = replace(load_graph("mtp.yaml"), placement=settings.pop("placement", ()))
-    options = RunOptions(trace=Path(os.devnull)) if settings["runtime"] == "zmq" else RunOptions()
+    options = RunOptions(trace=Path(os.devnull))
     pipeline = open_pipeline(graph, options, num_speculative_tokens=k, max_num_seqs=requests, **settings)
+    pipeline.engine.observer = Observer()  # spans are kept, and read once at the end of a step
     for i, prompt in enumerate(PROMPTS[:requests]):
         pipeline.engine.add(i, pipeline.request(prompt, 1000, ignore_eos=True))
     for _ in range(3):
@@ -58,49 +62,50 @@ def measure(k: int, requests: int, steps: int) -> list[dict[str, Any]]:
     pipelines = {name: opened(settings, k, requests) for name, settings in variants(k).items()}
     wall: dict[str, list[float]] = {name: [] for name in pipelines}
     driver: dict[str, list[float]] = {name: [] for name in pipelines}
+    outside: dict[str, list[float]] = {name: [] for name in pipelines}
     before = {name: (p.engine.runtime.totals.hops, p.engine.runtime.totals.steps) for name, p in pipelines.items()}
+    for pipeline in pipelines.values():
+        spans_of(pipeline)
     for _ in range(steps):
         for name, pipeline in pipelines.items():
-            cpu, began = time.thread_time(), time.perf_counter()
+            cpu, began = time.thread_time(), time.monotonic_ns()
             pipeline.engine.step()
-            wall[name].append((time.perf_counter() - began) * 1e6)
+            wall[name].append((time.monotonic_ns() - began) / 1e3)
             driver[name].append((time.thread_time() - cpu) * 1e6)
+            outside[name].append(wall[name][-1] - covered(spans_of(pipeline)))
         if any(p.engine.num_unfinished < requests for p in pipelines.values()):
             break
     journals = {name: [live.tokens for live in p.engine._live.values()] for name, p in pipelines.items()}
     assert all(tokens == journals["inline"] for tokens in journals.values()), "a runtime changed a token"
     rows = []
-    base = np.array(wall["inline"])
     for name, pipeline in pipelines.items():
         totals = pipeline.engine.runtime.totals
         hops, done = totals.hops - before[name][0], totals.steps - before[name][1]
-        added = np.array(wall[name]) - base
-        if name != "inline":
-            row: dict[str, Any] = {"K": k, "requests": requests, "variant": name}
-            row |= {"inline_us": round(float(np.median(base))), "added_us": round(float(np.median(added)))}
-            row |= {"added_p90_us": round(float(np.percentile(added, 90)))}
-            row |= {"ratio": round(float(np.median(wall[name]) / np.median(base)), 3)}
-            row |= {"driver_us": round(float(np.median(driver[name]))), "hops": round(hops / done, 1)}
-            row |= {"idle_us": round(idle(pipeline)), "steps": len(added)}
-            rows.append(row)
         pipeline.close()
+        if name == "inline":
+            continue
+        added = np.array(outside[name]) - np.array(outside["inline"])
+        row: dict[str, Any] = {"K": k, "requests": requests, "variant": name}
+        row |= {"inline_us": round(float(np.median(wall["inline"]))), "added_us": round(float(np.median(added)))}
+        row |= {"added_p90_us": round(float(np.percentile(added, 90)))}
+        row |= {"ratio": round(float(np.median(wall[name]) / np.median(wall["inline"])), 3)}
+        row |= {"driver_us": round(float(np.median(driver[name])))}
+        row |= {"inline_driver_us": round(float(np.median(outside["inline"])))}
+        rows.append(row | {"hops": round(hops / done, 1), "steps": len(added)})
     return rows
 
 
-def idle(pipeline: Pipeline) -> float:
-    """Median microseconds of a step in which no worker ran a segment, by the trace."""
-    events = [e for e in pipeline.observers.trace._events if e["ph"] == "X"]
-    busy: dict[int, list[tuple[float, float]]] = {}
-    for e in events:
-        if e["tid"] > 0:
-            busy.setdefault(e["args"]["step"], []).append((e["ts"], e["ts"] + e["dur"]))
-    return float(np.median([_without(e["dur"], busy[e["args"]["step"]]) for e in events if e["name"][:4] == "step"]))
+def spans_of(pipeline: Pipeline) -> list[tuple[float, float]]:
+    """(begin, end) in microseconds of the segments that ran since the last call."""
+    taken = (span for _, spans in pipeline.engine.runtime.tracks() for span in spans.take())
+    return [(begin / 1e3, end / 1e3) for begin, end, *_, ran in taken if ran]
 
 
-def _without(whole: float, spans: list[tuple[float, float]]) -> float:
-    end = 0.0
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Microseconds in which at least one segment ran."""
+    whole = end = 0.0
     for a, b in sorted(spans):
-        whole -= max(0.0, b - max(a, end))
+        whole += max(0.0, b - max(a, end))
         end = max(end, b)
     return whole
 
