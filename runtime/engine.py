@@ -128,7 +128,11 @@ class Engine:
 
     def step(self, listen: Listener | None = None) -> list[Output]:
         """Admit, fill caches, schedule, run, post-process. Gives the requests that finished."""
-        return drive(self.flow(listen))
+        try:
+            return drive(self.flow(listen))
+        except BaseException:
+            self.runtime.abandon()
+            raise
 
     def flow(self, listen: Listener | None = None) -> Flow[list[Output]]:
         """``step``, yielding every call that it waits for. A failure ends the step early: the next one goes on from
@@ -141,10 +145,11 @@ class Engine:
                 yield from self._decode_step(batch, listen)
             except (StageError, WorkerError) as error:
                 self.observer.failed(error)
-                if isinstance(error, WorkerError):
-                    yield from self._restart()
+                # First of all, so that whoever gives the flow up meanwhile leaves nobody who counts on lost caches.
                 for live in self._recovery.failed(error, batch, list(self._live.values())):
                     self.fail(live, str(error))
+                if isinstance(error, WorkerError):
+                    yield from self._restart()
         return self.drain()
 
     def _restart(self) -> Flow[None]:

@@ -141,6 +141,12 @@ class InlineRuntime:
         """Nothing that runs here can die alone. Raises WorkerLostError."""
         raise WorkerLostError("the inline runtime has no worker that could be started anew")
 
+    def abandon(self) -> None:
+        """A call that was interrupted is over."""
+
+    def retire(self) -> None:
+        """There is nobody to ask."""
+
     def close(self) -> None:
         """Nothing is left behind."""
 

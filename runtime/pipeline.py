@@ -9,6 +9,7 @@ with open_pipeline("mtp.yaml", num_speculative_tokens=3) as pipeline:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -108,8 +109,8 @@ class Pipeline:
     """Engines (one per replica) with a tokenizer. ``close`` it, or use it as a context."""
 
     def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
-        self.prepared, self.observers = prepared, Observers(options.trace, options.metrics_port)
-        self.text = Text(prepared.folder)
+        self.prepared, self.text = prepared, Text(prepared.folder)
+        self.observers = Observers(options.trace, options.metrics_port)
         self.engines: list[Engine] = []
         try:
             for group in range(prepared.settings.replicas):
@@ -135,9 +136,11 @@ class Pipeline:
 
     def close(self) -> None:
         """End all workers, write the trace, give the metrics port back. May be called again."""
-        for engine in self.engines:
-            engine.close()
-        self.observers.close()
+        with ExitStack() as stack:  # one that fails to close keeps no other from it
+            stack.callback(self.observers.close)
+            for engine in self.engines:
+                engine.runtime.retire()  # all first, so that they end at the same time
+                stack.callback(engine.close)
 
     def __enter__(self) -> Pipeline:
         return self

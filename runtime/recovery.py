@@ -5,8 +5,8 @@ Knows: the requests of the call that failed, how often each failed alone. Does n
 A stage that raises will raise again, so the requests of that call are run one at a time from then on, until it is
 known who makes it raise; that one fails, with the error. A worker that dies may have been killed by anybody, so the
 same call is tried once more with all; dies a worker again without a step in between, they run one at a time too, and
-one that loses its worker ``STRIKES`` times alone fails. Whoever did not take part in a call finds the drafter's state
-overwritten, and is filled again before its next.
+one that loses its worker ``STRIKES`` times alone, without a step in between, fails. Whoever did not take part in a call
+finds the drafter's state overwritten, and is filled again before its next.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Recovery:
     def succeeded(self, batch: Sequence[Live], live: Sequence[Live]) -> None:
         """A step of ``batch`` is done."""
         self._deaths = 0
+        for one in batch:
+            one.strikes = 0
         for one in live:
             if not any(one is other for other in batch):
                 one.cached = False

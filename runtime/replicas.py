@@ -29,6 +29,19 @@ def generate(engines: Sequence[Engine], requests: Sequence[Request], listen: Lis
     """
     for i, request in enumerate(requests):
         check(request, engines[0].shape.vocab_size, engines[0].sizes.max_model_len, f"prompt {i + 1}")
+    try:
+        return _run(engines, requests, listen)
+    except WorkerLostError:
+        raise
+    except BaseException:  # interrupted, or the listener raised: nothing of this call may turn up in the next one
+        for engine in engines:
+            engine.runtime.abandon()
+            engine.withdraw()
+            engine.drain()
+        raise
+
+
+def _run(engines: Sequence[Engine], requests: Sequence[Request], listen: Listener | None) -> list[Output]:
     todo = deque(enumerate(requests))
     done: list[Output] = []
     alive = list(engines)

@@ -86,6 +86,12 @@ class Runtime(Protocol):
     def restart(self) -> Pending:
         """Begin anew after a WorkerError, with empty caches. Raises WorkerLostError if that happened too often."""
 
+    def abandon(self) -> None:
+        """Nobody waits for the last call any more: it was interrupted."""
+
+    def retire(self) -> None:
+        """Begin to end, and do not wait for it: ``close`` does."""
+
     def close(self) -> None:
         """Leave nothing behind. May be called again."""
 

@@ -53,11 +53,13 @@ def send(fd: int, boot: Boot, luggage: bytes, timeout: float) -> None:
     header = msgspec.msgpack.encode(boot)
     data = memoryview(_LENGTHS.pack(len(header), len(luggage)) + header + luggage)
     os.set_blocking(fd, False)
+    writable = select.poll()  # select() takes no descriptor above 1023
+    writable.register(fd, select.POLLOUT)
     end = time.monotonic() + timeout
     try:
         while data:
             left = end - time.monotonic()
-            if left <= 0 or not select.select([], [fd], [], left)[1]:
+            if left <= 0 or not writable.poll(left * 1000):
                 raise WorkerStartError(f"worker {boot.index} ({boot.device}) did not read its boot record")
             data = data[os.write(fd, data) :]
     except BrokenPipeError:

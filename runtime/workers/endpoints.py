@@ -40,8 +40,13 @@ class RunDirectory:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         except OSError as error:
             raise TransportError(f"no run directory can be made in {base}: {error}; set TMPDIR") from None
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = -1
+        try:
+            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            self.remove()
+            raise TransportError(f"run directory {self.path} cannot be locked: {error}") from None
         longest = len(os.fsencode(self.path / "w000.000000.sock"))
         if longest > SUN_PATH:
             self.remove()
@@ -135,13 +140,35 @@ def check_tcp(endpoint: str, curve: Curve | None) -> tuple[str, int | None]:
     if match is None:
         raise TransportError(f"transport {endpoint!r}: want ipc, or tcp://HOST with a host of this machine")
     host = match[1].strip("[]")
-    if host in ("*", "0") or _any_address(host):
+    if _NUMBERS.fullmatch(host) and not _is_address(host):
+        raise TransportError(f"transport {endpoint!r}: {host} is not an address; write all four numbers, or a name")
+    if host == "*" or _any_address(host):
         raise TransportError(f"transport {endpoint!r}: {host} would listen on every interface; name one host")
     if match[2] is not None and not 0 <= int(match[2]) <= 65535:
         raise TransportError(f"transport {endpoint!r}: port {match[2]} is not a port (0 to 65535)")
     if curve is None or not curve.public or not curve.secret:
         raise TransportError(f"transport {endpoint!r}: tcp needs CURVE keys; give --curve-keys FILE")
     return match[1], None if match[2] is None else int(match[2])
+
+
+def check_bound(endpoint: str) -> str:
+    """The host of ``endpoint``, where a socket listens by now. Raises TransportError if it is every interface."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if _any_address(host.strip("[]")):
+        raise TransportError(f"{endpoint}: that is every interface; name one host")
+    return host
+
+
+_NUMBERS = re.compile(r"[0-9][0-9a-fA-FxX.]*")
+"""What the system's resolver reads as an address although it is none as people write them: 0, 0x0, 127.1."""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _any_address(host: str) -> bool:

@@ -26,15 +26,13 @@ from draftline.graph.errors import (
     StageError,
     TransportError,
     WorkerError,
-    WorkerLateError,
     WorkerLostError,
-    WorkerStartError,
 )
 
 from ..arena import Arena, ArenaLayout, arena_layout, metadata_arrays
 from ..running import Outputs, Pending, Totals
 from ..trace import Spans
-from . import frames, shared
+from . import blame, frames, shared
 from . import messages as m
 from .launch import Crew, Launch
 from .pending import Call, Starting
@@ -85,7 +83,7 @@ class WorkerGroup:
         shares = self._launch.shares_memory
         size = shared.MemoryLayout(len(self.devices), layout.nbytes if shares else 0, self._launch.trace)
         self._memory_fd = shared.create(size.nbytes)
-        weakref.finalize(self, os.close, self._memory_fd)
+        self._free = weakref.finalize(self, os.close, self._memory_fd)
         self._memory = shared.Shared(self._memory_fd, size)
         self._watch = Watch(self._plans, self.devices, self._memory.cells)
         self._rings = [self._memory.spans(n) for n in range(len(self.devices))]
@@ -104,6 +102,8 @@ class WorkerGroup:
 
     def restart(self) -> Pending:
         """End what is left of the workers and start all anew. Raises WorkerLostError after too many in a row."""
+        if self._state == "closed":
+            raise WorkerLostError("the runtime is closed")
         error = self._answer
         self._state = "down"
         self._roster.kill(self.epoch)
@@ -133,7 +133,8 @@ class WorkerGroup:
             raise CapacityError("the workers run one step at a time, and one is under way")
         self._current = bound
         if self._state != "idle":
-            self._answer = self._answer if isinstance(self._answer, WorkerError) else WorkerLostError("no worker runs")
+            why = "the runtime is closed" if self._state == "closed" else "no worker runs"
+            self._answer = self._answer if isinstance(self._answer, WorkerError) else WorkerLostError(why)
             return Call(self)
         self.step += 1
         self._totals.hangups += self._roster.hangups()
@@ -143,6 +144,11 @@ class WorkerGroup:
         message = m.Step(self.epoch, self.step, bound.number, headers)
         self._post(self.devices.index(bound.plan.entry), message, raw)
         return Call(self)
+
+    def abandon(self) -> None:
+        """Nobody waits for the call any more. If workers are still at it, they are lost: the next call says so."""
+        if self._answer is None and self._state in ("running", "aborting", "starting"):
+            self.fail(WorkerLostError("the call before was given up while the workers were at it"))
 
     def _post(self, worker: int, message: m.Message, raw: Sequence[bytes] = ()) -> None:
         self._totals.hops += isinstance(message, m.Step)
@@ -181,8 +187,12 @@ class WorkerGroup:
 
     def _handle(self, message: m.Message, raw: Sequence[bytes]) -> None:
         of_a_step = isinstance(message, m.Done | m.Failed | m.Idle)
-        if message.epoch != self.epoch or (
-            of_a_step and (message.step != self.step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
+        if (
+            message.epoch != self.epoch
+            or (
+                of_a_step and (message.step != self.step or self._state not in ("running", "aborting"))  # type: ignore[union-attr]
+            )
+            or (isinstance(message, m.Done) and self._state == "aborting")
         ):
             self._totals.late += 1
         elif isinstance(message, m.Ready) and self._state == "starting" and self._roster.expected(message):
@@ -241,34 +251,21 @@ class WorkerGroup:
     # -- who is late, who is dead ----------------------------------------------------------------------------
 
     def _check_deadlines(self) -> None:
-        now = time.monotonic()
+        now, children = time.monotonic(), self._roster.children
         if self._state == "starting" and now - self._began > self.limits.start_timeout:
-            missing = [self._roster.children[n] for n in sorted(self._waiting_for)]
-            said = "".join(f"\n{c} {self._phase(c)}{c.tail()}" for c in missing)
-            who = ", ".join(str(c) for c in missing)
-            self.fail(WorkerStartError(f"{who} not ready after {self.limits.start_timeout:g} s{said}"))
+            missing = [children[n] for n in sorted(self._waiting_for)]
+            self.fail(blame.not_ready(missing, self._memory.cells, self.limits.start_timeout))
         elif self._state in ("running", "aborting"):
             found = self._watch.late(self._current.plan, self.step, now)
             if found is not None:
-                child = self._roster.children[found.worker]
                 age = now - self._memory.cells[found.worker][shared.BEAT] / 1e9
-                self.fail(
-                    WorkerLateError(
-                        f"{child} is late in step {self.step}: {found.what}; its last heartbeat was {age:.1f} s"
-                        f" ago{child.tail()}"
-                    )
-                )
-
-    def _phase(self, child: Child) -> str:
-        return "was " + shared.STATES[int(self._memory.cells[child.index][shared.STATE])]
+                self.fail(blame.late(children[found.worker], self.step, found.what, age))
 
     def _died(self, child: Child) -> None:
         if self._state == "starting":
-            what = f"{child} {child.ending()} before it was ready; it {self._phase(child)}{child.tail()}"
-            self.fail(WorkerStartError(what))
+            self.fail(blame.no_start(child, self._memory.cells))
         else:
-            where = self._watch.where(child.index)
-            self.fail(WorkerLostError(f"{child} {child.ending()} in step {self.step}{where}{child.tail()}"))
+            self.fail(blame.lost(child, self.step, self._watch.where(child.index)))
 
     def fail(self, error: WorkerError) -> None:
         """The call under way, or the start, came to this."""
@@ -297,11 +294,20 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Ask the workers to end, make them end, remove the run directory. May be called again."""
-        asked = self._state == "idle"
-        for n in range(len(self._roster.children) if asked else 0):
-            self._post(n, m.Stop(self.epoch))
-        self._state = "down"
-        self._roster.close(asked)
+        self.retire()
+        self._roster.close()
+        if self.epoch:
+            self._free()
+
+    def retire(self) -> None:
+        """Ask the workers to end, and do not wait; ``close`` does."""
+        if self._state == "closed":
+            return
+        if self._state == "idle":
+            for n in range(len(self._roster.children)):
+                self._post(n, m.Stop(self.epoch))
+        self._roster.retire(self._state == "idle")
+        self._state, self._answer = "closed", None
 
     def __enter__(self) -> WorkerGroup:
         return self

@@ -21,6 +21,7 @@ KEY_BYTES = 16
 MAX_HEADER = 64 * 1024
 """Bytes of the longest header: a failure with its traceback."""
 MAX_TEXT = 16 * 1024
+"""Bytes of a text in it; characters for who reads it."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -142,8 +143,9 @@ def unpack(key: bytes, frames: Sequence[bytes]) -> tuple[Message, Sequence[bytes
 
 
 def clip(text: str) -> str:
-    """``text``, its middle left out where it is longer than a message may carry."""
-    if len(text) <= MAX_TEXT:
-        return text
-    half = MAX_TEXT // 2 - 16
-    return f"{text[:half]}\n… ({len(text)} characters)\n{text[-half:]}"
+    """``text`` as UTF-8 can say it, its middle left out where it has more bytes than a message may carry."""
+    data = text.encode("utf-8", "replace")
+    if len(data) > MAX_TEXT:
+        half = MAX_TEXT // 2 - 32
+        data = data[:half] + f"\n… ({len(data)} bytes)\n".encode() + data[-half:]
+    return data.decode("utf-8", "ignore")

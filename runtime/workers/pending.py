@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from draftline.graph.errors import DraftlineError, WorkerError, WorkerLostError
+from draftline.graph.errors import DraftlineError, UsageError, WorkerError, WorkerLostError
 
 from ..running import Outputs
 
 
 class Group(Protocol):
     """What a call needs of its group."""
+
+    epoch: int
 
     @property
     def answer(self) -> Outputs | DraftlineError | None: ...
@@ -71,6 +73,10 @@ class Starting:
                 self._group.spawn()
             except WorkerError as error:
                 self._group.fail(error)
+            except UsageError as error:
+                if self._group.epoch == 1:
+                    raise  # nothing has run yet
+                self._group.fail(WorkerLostError(f"the workers cannot be started anew: {error}"))
         if self._group.answer is None:
             self._group.pump(0)
         return self._group.answer is not None

@@ -50,7 +50,8 @@ class Child:
         if code is None:
             return "is running"
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            known = {s.value: s.name for s in signal.Signals}
+            return f"was killed by {known.get(-code, f'signal {-code}')}"
         hint = " (128 + SIGKILL: out of memory?)" if code == 137 else ""
         return f"ended with exit code {code}{hint}"
 
@@ -96,6 +97,9 @@ def spawn(boot: boots.Boot, directory: Path, death_pipe: int) -> tuple[Child, in
     except OSError as error:
         os.close(write)
         raise WorkerStartError(f"worker {boot.index} ({boot.device}) cannot be started: {error}") from error
+    except BaseException:
+        os.close(write)
+        raise
     finally:
         os.close(read)
     return Child(boot.index, boot.device, process, log, _sentinel(process.pid)), write
@@ -108,6 +112,13 @@ def _sentinel(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:  # a kernel without it, or no descriptors left: the process is polled instead
         return None
+
+
+def signal_all(children: Sequence[Child]) -> None:
+    """SIGTERM to all that run."""
+    for child in children:
+        if child.alive():
+            child.process.send_signal(signal.SIGTERM)
 
 
 def stop(children: Sequence[Child], grace: float) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -21,9 +23,9 @@ from draftline.graph.errors import TransportError, WorkerLostError
 from . import checks
 from . import messages as m
 from .boot import send
-from .endpoints import Curve, RunDirectory, check_tcp, load_keys
+from .endpoints import Curve, RunDirectory, check_bound, check_tcp, load_keys
 from .launch import Crew, Launch
-from .process import Child, spawn, stop, wait
+from .process import Child, signal_all, spawn, stop, wait
 from .sockets import admit_only, hangups, inbox, outbox, post, watch_hangups
 
 FLOOD = 1000
@@ -41,36 +43,25 @@ class Roster:
         if launch.transport != "ipc":
             self.curve = None if launch.curve_keys is None else load_keys(launch.curve_keys)
             self._host, port = check_tcp(launch.transport, self.curve)
-        self.children: list[Child] = []
         self._directory = RunDirectory(launch.directory)
-        pipe = os.pipe()
-        self._death_pipe = pipe[0]
-        self._context = zmq.Context()
-        self._sockets: list[zmq.Socket] = []
-        self._monitors: list[zmq.Socket] = []
-        grace = launch.limits.grace
-        guard = None if self.curve is None else admit_only(self._context, self.curve)
-        self._close = weakref.finalize(
-            self,
-            _close,
-            self._directory,
-            self._context,
-            self.children,
-            self._sockets,
-            self._monitors,
-            pipe,
-            grace,
-            guard,
-        )
-        where = self._endpoint("driver") if port is None else launch.transport
+        self._held = held = _Held(self._directory, launch.limits.grace)
+        self.children = held.children
+        self._close = weakref.finalize(self, _close, held)
         try:
-            self._inbox = inbox(self._context, where, self.curve, 0 if launch.shares_memory else launch.max_frame)
-        except TransportError:
+            held.pipe = os.pipe()
+            held.context = zmq.Context()
+            held.guard = None if self.curve is None else admit_only(held.context, self.curve)
+            where = self._endpoint("driver") if port is None else launch.transport
+            most = 0 if launch.shares_memory else launch.max_frame
+            self._inbox = inbox(held.context, where, self.curve, most)
+            self._hangups = watch_hangups(self._inbox)
+            self._outboxes: list[zmq.Socket] = []
+        except BaseException:
             self._close()
             raise
-        self._hangups = watch_hangups(self._inbox)
-        self._monitors.append(self._hangups)
-        self._sockets.append(self._inbox)
+        self._death_pipe = held.pipe[0]
+        if self._host:  # a name, or an interface's, stands for an address, which is what workers will say too
+            self._host = check_bound(self._inbox.get_string(zmq.LAST_ENDPOINT))
 
     def _endpoint(self, name: str) -> str:
         """Where a socket binds: a path in the run directory, or any free port of the host."""
@@ -105,7 +96,8 @@ class Roster:
 
     def connect(self, inboxes: Sequence[str]) -> None:
         """Open an outbox to every worker, by number."""
-        self._sockets += [outbox(self._context, where, self.curve) for where in inboxes]
+        assert self._held.context is not None
+        self._outboxes += [outbox(self._held.context, where, self.curve) for where in inboxes]
 
     def sources(self) -> list[Any]:
         """What becomes readable when a message comes or a worker ends."""
@@ -114,7 +106,7 @@ class Roster:
     def post(self, worker: int, message: m.Message, tensors: Sequence[bytes] = ()) -> None:
         """Send a message to a worker. Raises WorkerLostError if it has stopped taking any."""
         try:
-            post(self._sockets[1 + worker], [*m.pack(self._key, message), *tensors])
+            post(self._outboxes[worker], [*m.pack(self._key, message), *tensors])
         except TransportError as error:
             raise WorkerLostError(f"{self.children[worker]} takes no messages: {error}") from None
 
@@ -153,38 +145,51 @@ class Roster:
             child.process.kill()
         stop(self.children, 0.0)
         self.children.clear()
-        for socket in self._sockets[1:]:
-            socket.close(0)
-        del self._sockets[1:]
+        while self._outboxes:
+            self._outboxes.pop().close(0)
         self._directory.forget(f"*.{epoch}")
 
-    def close(self, asked: bool) -> None:
-        """End the workers, remove the run directory. ``asked``: they were told to stop, so they have some time first.
-        May be called again."""
-        if asked and self._close.alive:
-            wait(self.children, self._launch.limits.grace)
+    def retire(self, asked: bool) -> None:
+        """Have the workers end, and do not wait. ``asked``: they were told to, so SIGTERM comes later."""
+        self._held.since = time.monotonic()
+        self._held.asked = asked
+        if not asked:
+            signal_all(self.children)
+
+    def close(self) -> None:
+        """End the workers, remove the run directory. May be called again."""
         self._close()
 
 
-def _close(
-    directory: RunDirectory,
-    context: zmq.Context,
-    children: list[Child],
-    sockets: list[zmq.Socket],
-    monitors: list[zmq.Socket],
-    pipe: tuple[int, int],
-    grace: float,
-    guard: ThreadAuthenticator | None,
-) -> None:
+@dataclass
+class _Held:
+    """What must be given back, as far as it is there. ``since``: when the workers were asked to end."""
+
+    directory: RunDirectory
+    grace: float
+    children: list[Child] = field(default_factory=list)
+    pipe: tuple[int, int] | None = None
+    context: zmq.Context | None = None
+    guard: ThreadAuthenticator | None = None
+    asked: bool = False
+    since: float | None = None
+
+
+def _close(held: _Held) -> None:
     try:
-        stop(children, grace)
+        spent = 0.0 if held.since is None else time.monotonic() - held.since
+        left = max(0.0, held.grace - spent)
+        if held.asked:
+            wait(held.children, left)
+            left = held.grace
+        stop(held.children, left)
     finally:
-        for socket in (*sockets[:1], *monitors, *sockets[1:]):
-            socket.disable_monitor()
-            socket.close(0)
-        if guard is not None:
-            guard.stop()
-        context.term()
-        for fd in pipe:
-            os.close(fd)
-        directory.remove()
+        try:
+            if held.guard is not None:
+                held.guard.stop()
+            if held.context is not None:
+                held.context.destroy(linger=0)  # closes whatever socket is still open, too
+        finally:
+            for fd in held.pipe or ():
+                os.close(fd)
+            held.directory.remove()

@@ -45,8 +45,13 @@ def inbox(context: zmq.Context, endpoint: str, curve: Curve | None, max_frame: i
 
 
 def watch_hangups(socket: zmq.Socket) -> zmq.Socket:
-    """Have the ends of connections to an inbox told; closed with ``socket.disable_monitor()``."""
-    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    """A socket that tells the ends of connections to an inbox."""
+    where = f"inproc://hangups-{socket.fileno()}"
+    socket.monitor(where, zmq.EVENT_DISCONNECTED)
+    monitor = socket.context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)  # no limit: libzmq's own thread waits where an event has no room
+    monitor.connect(where)
+    return monitor
 
 
 def hangups(monitor: zmq.Socket) -> int:

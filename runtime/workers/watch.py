@@ -39,12 +39,13 @@ class Watch:
         return f", at {_text(self._instruction(worker))}"
 
     def late(self, plan: Plan, step: int, now: float) -> Late | None:
-        """Who is late in this step of ``plan`` at ``now`` (CLOCK_MONOTONIC seconds). Who waits for another is blamed
-        only if nobody else is late."""
+        """Who is late in this step of ``plan`` at ``now`` (CLOCK_MONOTONIC seconds). Who waits for another is late
+        only if nobody works."""
         workers = range(len(self._devices))
         running = [n for n in workers if self._cells[n][shared.STATE] == shared.RUNNING]
         late = [n for n in running if now - self._cells[n][shared.BEAT] / 1e9 > self._deadline(n)]
-        late.sort(key=lambda n: self._instruction(n).op == "WAIT")
+        busy = [n for n in running if self._instruction(n).op != "WAIT"]
+        late = [n for n in late if n in busy or not busy]  # who waits for somebody that works is not late
         if late:
             return Late(late[0], f"at {_text(self._instruction(late[0]))} for more than {self._deadline(late[0]):g} s")
         if running:

@@ -48,6 +48,8 @@ def trap(base: type[Any]) -> type[Any]:
                 os.unlink(self._flag)
                 HARMS[harm]()
             if self._poison >= 0 and any((inputs[k] == self._poison).any() for k in ("token", "tokens") if k in inputs):
+                if self._harm.startswith("say "):
+                    raise RuntimeError(Path(self._harm[4:]).read_text("utf-8", "surrogatepass"))
                 HARMS[self._harm]()
             super().__call__(call, inputs, outputs)
 

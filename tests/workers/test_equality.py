@@ -128,9 +128,10 @@ def test_a_random_model_in_workers_equals_plain_decoding(clean, k, workers, over
 
 
 @pytest.mark.timeout(90)
-def test_tcp_with_curve_keys_gives_the_same_tokens(clean, truth, tmp_path):
+@pytest.mark.parametrize("host", ["127.0.0.1", "lo"])
+def test_tcp_with_curve_keys_gives_the_same_tokens(clean, truth, tmp_path, host):
     keys = secret(tmp_path)
-    options = RunOptions(transport="tcp://127.0.0.1", curve_keys=keys)
+    options = RunOptions(transport=f"tcp://{host}", curve_keys=keys)
     with open_pipeline(placed("mtp", 3), options, runtime="zmq", overlap=True, num_speculative_tokens=9) as pipeline:
         assert decode(pipeline) == truth
         assert pipeline.engine.runtime.totals.refused == 0

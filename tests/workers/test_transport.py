@@ -76,13 +76,23 @@ def test_run_directories_that_nobody_holds_are_swept_and_no_others(short):
 
 # -- tcp -------------------------------------------------------------------------------------------------------------
 
-EVERY = ["tcp://*", "tcp://0.0.0.0", "tcp://0", "tcp://[::]", "tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://[::]:1"]
+EVERY = ["tcp://*", "tcp://0.0.0.0", "tcp://[::]", "tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://[::]:1"]
 
 
 @pytest.mark.parametrize("endpoint", EVERY)
 def test_every_interface_is_refused(endpoint):
     with pytest.raises(TransportError, match="would listen on every interface; name one host"):
         check_tcp(endpoint, CURVE)
+
+
+@pytest.mark.parametrize("host", ["0", "00", "0x0", "0.0", "000.0.0.0", "127.1", "0x7f000001"])
+def test_addresses_that_only_a_resolver_understands_are_refused(host):
+    """Some of them stand for every interface."""
+    with pytest.raises(TransportError, match="is not an address; write all four numbers, or a name"):
+        check_tcp(f"tcp://{host}", CURVE)
+    with pytest.raises(TransportError, match="that is every interface"):
+        endpoints.check_bound("tcp://0.0.0.0:5555")
+    assert endpoints.check_bound("tcp://127.0.0.1:5555") == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +216,8 @@ def test_limits_of_messages():
     long = "word " * 10_000
     assert len(m.clip(long)) <= m.MAX_TEXT
     m.unpack(KEY, m.pack(KEY, m.Failed(1, 1, 0, m.clip(long), m.clip("ü" * 20_000))))
+    for text in ("漢" * 20_000, "bad \udce9 surrogate", "\x00"):
+        m.unpack(KEY, m.pack(KEY, m.Failed(1, 1, 0, m.clip(text), m.clip(text))))
     for frames_, says in (
         ([], "0 frames"),
         ([KEY], "1 frames"),
