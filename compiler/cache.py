@@ -23,6 +23,8 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import PlanError
 from draftline.graph.verify import verify
 
+SCAN_BYTES = 4 * 2**20
+"""Size of the largest cached plan that is looked at to say what changed."""
 SCAN_LIMIT = 256
 """How many cached plans, newest first, are compared to find out what changed."""
 
@@ -150,6 +152,8 @@ def _cached_components(directory: Path) -> list[dict[str, str]]:
     found = []
     for path in sorted(directory.glob("*.json"), key=age)[:SCAN_LIMIT]:
         try:
+            if path.stat().st_size > SCAN_BYTES:
+                continue  # to say why is not worth seconds
             known = json.loads(path.read_text(encoding="utf-8"))["components"]
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -1,7 +1,7 @@
 """``pipeline-run``: a graph, a model and prompts in; text, JSON lines or a plan out.
 
-Knows: flags and exit codes (0 done, 1 a request or the workers failed, 2 bad input, 130 interrupted). Does not know:
-how anything is computed.
+Knows: flags and exit codes (0 done, 1 a request or the workers failed, 2 bad input, 130 interrupted, 143 terminated).
+Does not know: how anything is computed.
 Text and JSON go to stdout, everything else to stderr.
 """
 
@@ -13,7 +13,9 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -90,8 +92,22 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+class _Terminated(BaseException):
+    """SIGTERM: as an interrupt, so that workers end, sockets go and the trace is written."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Set the handler and give back the one before, where this thread may."""
+    return signal.signal(signal.SIGTERM, handler) if threading.current_thread() is threading.main_thread() else None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
+    before = _on_sigterm(_terminate)
     try:
         args = parser().parse_args(argv)
         logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", force=True)
@@ -102,10 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say(f"{PROG}: interrupted")
         return 130
+    except _Terminated:
+        _say(f"{PROG}: terminated")
+        return 143
     except BrokenPipeError:
         # The reader went away; what is left must not raise again when the interpreter flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        if before is not None:
+            _on_sigterm(before)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ Knows: every number that is fixed at start-up. Does not know: requests.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
 from draftline.stages.models.core import Loaded, Shape
-from draftline.stages.models.registry import load_model, read_shape, resolve
+from draftline.stages.models.registry import cache_bytes, load_model, read_shape, resolve
 from draftline.stages.registry import lookup as builtin_lookup
 
 Lookup = Callable[[str], type[Any]]
@@ -135,6 +136,19 @@ class Compiler:
         if dump is not None:
             return compile_graph(graph, **numbers, dump=dump), None
         return lookup_or_compile(graph, directory=self.cache, **numbers)
+
+
+def check_memory(model: str, sizes: Sizes, replicas: int) -> None:
+    """Raises CapacityError if this machine has less memory than the caches of ``replicas`` deployments take. Cheap, and
+    before anything is compiled for sizes that nobody can serve."""
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need = replicas * cache_bytes(resolve(model), sizes.geometry(), DTYPES[sizes.dtype])
+    if need > has:
+        raise CapacityError(
+            f"the caches of {replicas} x {sizes.max_num_seqs} requests x {sizes.max_model_len} positions take"
+            f" {need / 2**30:.1f} GiB and do not fit into memory, {has / 2**30:.1f} GiB; lower --max-num-seqs or"
+            " --max-model-len"
+        )
 
 
 def load(model: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:

@@ -24,10 +24,10 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
 from draftline.graph.yaml import load_graph, resolve_prefill
 from draftline.stages.models.core import Shape
-from draftline.stages.models.registry import read_shape, resolve
+from draftline.stages.models.registry import check_weights, read_shape, resolve
 from draftline.stages.registry import extended
 
-from .deployment import Compiler, Sizes, check, load, needs_mtp
+from .deployment import DTYPES, Compiler, Sizes, check, check_memory, load, needs_mtp
 from .engine import Engine
 from .inline import InlineRuntime
 from .observers import Observers
@@ -109,11 +109,13 @@ class Pipeline:
     """Engines (one per replica) with a tokenizer. ``close`` it, or use it as a context."""
 
     def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
+        s = prepared.settings
+        check_memory(s.model, prepared.sizes, s.replicas)
         self.prepared, self.text = prepared, Text(prepared.folder)
         self.observers = Observers(options.trace, options.metrics_port)
         self.engines: list[Engine] = []
         try:
-            for group in range(prepared.settings.replicas):
+            for group in range(s.replicas):
                 runtime = start_runtime(prepared, options, group)
                 try:
                     self.engines.append(self._engine(runtime, group))
@@ -174,6 +176,7 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
     if options.transport != "ipc" and s.runtime != "zmq":
         raise UsageError(f"--transport is for --runtime zmq, and the runtime is {s.runtime}")
     if s.runtime == "zmq":
+        check_weights(prepared.folder, DTYPES[s.dtype])  # once and here: workers could only say it as they end
         limits = Limits(start_timeout=float(s.start_timeout), max_restarts=s.max_restarts)
         cores = share(available(), s.replicas)[group] if s.replicas > 1 else available()
         return WorkerGroup(

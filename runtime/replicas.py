@@ -68,7 +68,8 @@ def _run(engines: Sequence[Engine], requests: Sequence[Request], listen: Listene
                 for live in engine.withdraw():
                     min(alive, key=_load).adopt(live)
                 done.extend(engine.drain())
-        _wait([pending for _, pending in flows.values() if pending is not None])
+        if all(engine in flows for engine in alive if engine.num_unfinished):  # else one of them has its next step
+            _wait([pending for _, pending in flows.values() if pending is not None])
     return sorted(done, key=_index)
 
 

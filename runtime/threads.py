@@ -3,10 +3,10 @@
 Knows: the size of a model's weights, cores, OMP_NUM_THREADS. Does not know: what is computed.
 
 A thread that helps must be woken for every operation, which on the machines measured costs 50 to 100 us: tiny-v4 takes
-11 ms per step on one thread and 35 ms on two. Threads that spin in place of
-sleeping hide that, until a second process wants the same cores: then a step takes 180 ms and more. So a small model
-gets one thread, however many cores there are. The rule is fixed, not measured at start-up, because the split of a sum
-over threads may change its last bit.
+11 ms per step on one thread and 35 ms on two (``pipeline-run`` with ``--threads 1`` and ``--threads 2``). Threads that
+spin in place of sleeping hide that, until a second process wants the same cores: then a step takes 180 ms and more. So
+a small model gets one thread, however many cores there are. The rule is fixed, not measured at start-up, because the
+split of a sum over threads may change its last bit.
 """
 
 from __future__ import annotations

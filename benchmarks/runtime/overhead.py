@@ -1,6 +1,6 @@
 """What a step costs more in worker processes than inline, on tiny-v4: all variants take turns, step by step.
 
-    python -m benchmarks.runtime.overhead [--requests 1 2 4 8] [--depths 0 3 7] [--steps 150] [--json]
+    python -m benchmarks.runtime.overhead [--requests 1 2 4 8] [--depths 0 3 7 15] [--steps 150] [--json]
 
 Every variant decodes the same prompts, so step i is the same work in each; every process computes with one thread.
 What a segment takes varies by milliseconds on a shared machine, so what a runtime adds is measured where it is added:
@@ -34,11 +34,11 @@ TWO = (("draft", "cpu:0"), ("pad", "cpu:0"), ("check", "cpu:1"), ("commit", "cpu
 
 
 def variants(k: int) -> dict[str, dict[str, Any]]:
-    """Name → settings. With K below a tile there is nothing to overlap, and with K=0 nothing to place."""
+    """Name → settings. With K=0 there is nothing to place, and below K=8, one chunk, nothing to overlap."""
     table: dict[str, dict[str, Any]] = {"inline": {"runtime": "inline"}, "1 worker": {"runtime": "zmq"}}
     if k:
         table["2 workers"] = {"runtime": "zmq", "placement": TWO}
-    if k >= 7:
+    if k >= 8:
         table["2 workers, overlap"] = {**table["2 workers"], "overlap": True}
     return table
 
@@ -58,7 +58,7 @@ def opened(settings: dict[str, Any], k: int, requests: int) -> Pipeline:
 
 
 def measure(k: int, requests: int, steps: int) -> list[dict[str, Any]]:
-    """One row per variant that has a counterpart."""
+    """One row per variant but inline."""
     pipelines = {name: opened(settings, k, requests) for name, settings in variants(k).items()}
     wall: dict[str, list[float]] = {name: [] for name in pipelines}
     driver: dict[str, list[float]] = {name: [] for name in pipelines}
@@ -113,7 +113,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--requests", type=int, nargs="+", default=[1, 2, 4, 8])
-    p.add_argument("--depths", type=int, nargs="+", default=[0, 3, 7])
+    p.add_argument("--depths", type=int, nargs="+", default=[0, 3, 7, 15])
     p.add_argument("--steps", type=int, default=150)
     p.add_argument("--json", action="store_true")
     args = p.parse_args()

@@ -24,9 +24,16 @@ def main(argv: list[str]) -> int:
     from . import cores
 
     cores.own(boot.cores, boot.threads)
+    from draftline.graph.errors import DraftlineError
+
     from .loop import Worker
 
-    return Worker(boot, luggage).serve()
+    try:
+        worker = Worker(boot, luggage)
+    except DraftlineError as error:  # meant to be read, and its traceback is not
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return worker.serve()
 
 
 if __name__ == "__main__":

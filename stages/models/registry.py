@@ -12,9 +12,10 @@ import torch
 
 from draftline.graph.errors import ModelError, nearest
 from draftline.stages.caches.core import Geometry
-from draftline.stages.weights.files import load
+from draftline.stages.weights.files import check, load
 
 from .core import Loaded, Shape
+from .deepseek_v4 import model as deepseek_v4
 from .deepseek_v4.config import Config, load_config
 from .deepseek_v4.model import DeepseekV4Drafter, DeepseekV4Target
 from .deepseek_v4.weights import assemble, tensor_specs
@@ -56,6 +57,17 @@ def shape_of(c: Config) -> Shape:
 def read_shape(path: Path) -> Shape:
     """The model's shape from its config.json alone; no weights are read. Raises ConfigError."""
     return shape_of(load_config(path / "config.json"))
+
+
+def check_weights(path: Path, dtype: torch.dtype) -> None:
+    """Look at config.json and the headers of the weight files alone. Raises ConfigError and WeightsError as
+    ``load_model`` does."""
+    check(path, tensor_specs(load_config(path / "config.json")), dtype)
+
+
+def cache_bytes(path: Path, geometry: Geometry, dtype: torch.dtype) -> int:
+    """Bytes that the caches of the model in ``path`` take. Raises ConfigError."""
+    return deepseek_v4.cache_bytes(load_config(path / "config.json"), geometry, dtype)
 
 
 def load_model(

@@ -53,15 +53,14 @@ def _open(path: Path) -> safe_open:
         raise WeightsError(f"{path}: truncated or corrupt safetensors file: {error}") from None
 
 
-def load(directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Every tensor of ``specs``, converted to ``dtype`` (kind ``model``) or to its own kind.
+def check(directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype) -> dict[str, Path]:
+    """Tensor name → file, having read only the files' headers.
 
     Raises one WeightsError that lists all missing, extra, mis-shaped and wrongly typed tensors by name and file.
     """
     where = shards(directory)
     problems = [f"missing: {n}" for n in specs if n not in where]
     problems += [f"not part of this model: {n} in {where[n].name}" for n in where if n not in specs]
-    out: dict[str, Tensor] = {}
     for path in sorted(set(where.values())):
         names = [n for n, p in where.items() if p == path and n in specs]
         with _open(path) as file:
@@ -70,19 +69,44 @@ def load(directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, device:
                 if name not in held:
                     problems.append(f"missing: {name}, which the index places in {path.name}")
                     continue
-                spec = specs[name]
-                shape = tuple(file.get_slice(name).get_shape())
+                spec, stored = specs[name], file.get_slice(name)
+                shape, kind = tuple(stored.get_shape()), _DTYPES.get(stored.get_dtype())
+                wanted = _wanted(spec, dtype)
                 if shape != tuple(spec.shape):
                     problems.append(f"shape: {name} in {path.name} is {list(shape)}, wanted {list(spec.shape)}")
-                    continue
-                tensor = file.get_tensor(name)
-                wanted = dtype if spec.kind == "model" else getattr(torch, spec.kind)
-                if tensor.is_floating_point() != wanted.is_floating_point or tensor.element_size() == 1:
-                    problems.append(f"dtype: {name} in {path.name} is {tensor.dtype}, cannot serve as {wanted}")
-                    continue
-                out[name] = tensor.to(device=device, dtype=wanted)
+                elif kind is None or kind.is_floating_point != wanted.is_floating_point:
+                    said = kind or stored.get_dtype()
+                    problems.append(f"dtype: {name} in {path.name} is {said}, cannot serve as {wanted}")
     if problems:
         raise WeightsError(f"{directory}: " + _listing(problems))
+    return where
+
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+}
+"""Names in a file's header → dtypes that can be converted without loss of meaning; one byte per element never can."""
+
+
+def _wanted(spec: Spec, dtype: torch.dtype) -> torch.dtype:
+    return dtype if spec.kind == "model" else getattr(torch, spec.kind)
+
+
+def load(directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Every tensor of ``specs``, converted to ``dtype`` (kind ``model``) or to its own kind. Raises WeightsError as
+    ``check`` does."""
+    where = check(directory, specs, dtype)
+    out: dict[str, Tensor] = {}
+    for path in sorted(set(where.values())):
+        with _open(path) as file:
+            for name in (n for n, p in where.items() if p == path):
+                out[name] = file.get_tensor(name).to(device=device, dtype=_wanted(specs[name], dtype))
     return out
 
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from draftline.graph.core import Graph
+from draftline.graph.errors import GraphError
 from draftline.stages.accept import AcceptGreedy
 from draftline.stages.verify import Verify as RealVerify
+
+
+def _refuse(text: str) -> NoReturn:
+    raise GraphError(text)
+
 
 DO = {
     "raise": lambda: 1 // 0,
     "exit": lambda: sys.exit("no licence"),
+    "refuse": lambda: _refuse("accept: temperature is 2; 0 is wanted"),
     "hang": lambda: (print("waiting for a licence", file=sys.stderr), time.sleep(3600)),
 }
 
@@ -34,7 +42,7 @@ class Accept(AcceptGreedy):
 
 
 class Held(RealVerify):
-    """Holds the interpreter's lock in C code for a long time when it is called; says so in the file ``flag``."""
+    """Holds the interpreter's lock in C code for a long time when it is called; says so in a file ``flag``-PID."""
 
     signature = replace(RealVerify.signature, options=(("flag", ""),))
 
@@ -43,7 +51,8 @@ class Held(RealVerify):
         self._flag = flag
 
     def __call__(self, call: Any, inputs: Any, outputs: Any) -> None:
-        Path(self._flag).touch()
+        Path(f"{self._flag}-{os.getpid()}").touch()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # else it would end the sleep
         ctypes.PyDLL(None).sleep(600)
 
 

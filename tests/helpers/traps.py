@@ -46,7 +46,11 @@ def trap(base: type[Any]) -> type[Any]:
             if self._flag and os.path.exists(self._flag):
                 harm = Path(self._flag).read_text()
                 os.unlink(self._flag)
-                HARMS[harm]()
+                if harm.startswith("wait "):  # … for a file
+                    while not os.path.exists(harm[5:]):
+                        time.sleep(0.01)
+                else:
+                    HARMS[harm]()
             if self._poison >= 0 and any((inputs[k] == self._poison).any() for k in ("token", "tokens") if k in inputs):
                 if self._harm.startswith("say "):
                     raise RuntimeError(Path(self._harm[4:]).read_text("utf-8", "surrogatepass"))

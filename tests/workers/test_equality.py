@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import traps
 import zmq.auth
 from decoding import NEW, PROMPTS, decode
 from engines import SIZES, engine_of, tiny_model
@@ -28,8 +29,10 @@ from draftline.runtime.observe import Observer
 from draftline.runtime.pipeline import Pipeline, RunOptions, open_pipeline
 from draftline.runtime.replicas import generate
 from draftline.runtime.request import Output, Request
+from draftline.runtime.workers import messages
 from draftline.runtime.workers.group import WorkerGroup
 from draftline.runtime.workers.launch import Launch
+from draftline.runtime.workers.roster import Roster
 
 PLACES = {
     ("mtp", 1): {"draft": "cpu:0"},
@@ -145,6 +148,25 @@ def secret(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.timeout(60)
+def test_a_step_may_come_before_the_word_where_the_others_are(clean, truth, monkeypatch):
+    """Peers and signals come by different connections, so nothing orders them. Here the first step always wins."""
+    post, held = Roster.post, []
+
+    def late(self, worker, message, tensors=()):
+        if isinstance(message, messages.Peers):
+            held.append((worker, message))
+            return
+        post(self, worker, message, tensors)
+        while held:
+            post(self, *held.pop())
+
+    monkeypatch.setattr(Roster, "post", late)
+    with open_pipeline(placed("mtp", 2), runtime="zmq", overlap=True, num_speculative_tokens=9) as pipeline:
+        assert decode(pipeline) == truth
+        assert pipeline.engine.runtime.totals.restarts == 0
+
+
 # -- replicas ----------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +178,28 @@ def test_three_replicas_give_the_same_tokens(clean, truth, runtime):
         assert len({id(engine.runtime) for engine in pipeline.engines}) == 3
         assert all(engine.runtime.totals.steps > 0 for engine in pipeline.engines)
         assert decode(pipeline) == truth
+
+
+@pytest.mark.timeout(90)
+def test_a_replica_does_not_wait_for_another(clean, truth, tmp_path, monkeypatch):
+    """A stage of one replica goes on only once the other replica's request is done."""
+    flag, done = tmp_path / "flag", tmp_path / "done"
+    graph = traps.with_trap(load_graph("mtp.yaml"), "verify", flag=str(flag))
+    wishes = {"replicas": 2, "runtime": "zmq", "max_num_seqs": 1, "stage_timeout": 10.0}
+    with open_pipeline(graph, **wishes) as pipeline:
+        given, errors = [0, 0], []
+        for engine in pipeline.engines:
+            monkeypatch.setattr(engine.observer, "failed", errors.append)
+        flag.write_text(f"wait {done}")
+
+        def listen(index, tokens):
+            given[index] += len(tokens)
+            if given[index] == NEW:
+                done.touch()
+
+        outputs = pipeline.generate(PROMPTS[:2], listen, max_new_tokens=NEW, ignore_eos=True)
+        assert [o.token_ids for o in outputs] == truth[:2]
+        assert errors == []
 
 
 @pytest.mark.timeout(90)

@@ -23,6 +23,8 @@ from draftline.runtime.workers import messages as m
 
 EXAMPLES, PER_INBOX = 42, 80
 """42 × 80 × 3 inboxes = 10 080 messages."""
+STRANGERS = 3000
+"""More than the events for which libzmq has room unless it is told otherwise: twice 1000."""
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,26 @@ def test_a_real_message_at_the_wrong_place_or_time_is_refused_or_late(pipeline, 
     assert until(pipeline, lambda: runtime.totals.late == late + 5)
     assert runtime.totals.restarts == 0
     assert decode(pipeline) == truth
+
+
+@pytest.mark.timeout(60)
+def test_strangers_that_come_and_go_by_the_thousand_block_nobody(truth):
+    """libzmq's own thread tells of each, and would wait where there is no room for that."""
+    with open_pipeline("mtp-zmq.yaml", max_num_seqs=3) as pipeline:
+        runtime = pipeline.engine.runtime
+        for _ in range(0, STRANGERS, 100):
+            context = zmq.Context()
+            for _ in range(100):
+                stranger = context.socket(zmq.PUSH)
+                stranger.connect(runtime._roster._inbox.get_string(zmq.LAST_ENDPOINT))
+                stranger.send(b"x")
+                stranger.close(linger=5000)
+            context.term()  # waits until all are there, and gives their descriptors back
+        assert until(pipeline, lambda: runtime.totals.hangups == STRANGERS)
+        assert decode(pipeline) == truth
+        assert runtime.totals.restarts == 0
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.timeout(60)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from draftline.runtime.cli import main
 from draftline.runtime.pipeline import open_pipeline
 from draftline.runtime.workers import roster
 from draftline.runtime.workers.group import WorkerGroup
+from draftline.stages.models.registry import PACKAGED
 
 HELPERS = Path(__file__).parent.parent / "helpers"
 
@@ -209,6 +212,11 @@ def test_workers_do_not_outlive_their_driver(clean, send):
     driver.stdout.close()
 
 
+def held_by(flag: Path) -> list[Path]:
+    """One file for each worker that hangs in ``starts.Held``."""
+    return list(flag.parent.glob(f"{flag.name}-*"))
+
+
 @pytest.mark.timeout(60)
 def test_a_worker_that_holds_the_interpreter_does_not_outlive_its_driver(clean):
     """The thread that watches the driver cannot run while a stage holds the lock; the kernel's signal can."""
@@ -217,12 +225,9 @@ def test_a_worker_that_holds_the_interpreter_does_not_outlive_its_driver(clean):
     driver = script(clean, body)
     assert driver.stdout is not None
     directory = driver.stdout.readline().strip()
-    try:
-        while not flag.exists():
-            time.sleep(0.05)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            flag.unlink()
+    while not held_by(flag):
+        time.sleep(0.05)
+    held_by(flag)[0].unlink()
     workers = workers_of(directory)
     assert len(workers) == 2
     driver.kill()
@@ -244,33 +249,46 @@ def test_a_script_that_forgets_to_close_leaves_nothing(clean):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("when", ["while workers start", "while it decodes", "while a stage hangs"])
-def test_an_interrupt_ends_soon_and_clean(clean, tmp_path, when):
+@pytest.mark.parametrize(
+    ("when", "send", "replicas"),
+    [
+        ("while workers start", signal.SIGINT, 1),
+        ("while it decodes", signal.SIGINT, 1),
+        ("while a stage hangs", signal.SIGINT, 1),
+        ("while a stage hangs", signal.SIGINT, 2),
+        ("while workers start", signal.SIGTERM, 1),
+        ("while it decodes", signal.SIGTERM, 1),
+    ],
+)
+def test_an_interrupt_ends_soon_and_clean(clean, tmp_path, when, send, replicas):
     flag, graph = tmp_path / "held", tmp_path / "g.yaml"
     text = load_text("mtp-zmq.yaml")
     if when == "while a stage hangs":  # in C code, so that not even SIGTERM is heard
         text = text.replace("stage: verify\n", f"stage: starts:Held\n          options: {{flag: {flag}}}\n")
     graph.write_text(text)
     command = [str(Path(sys.executable).with_name("pipeline-run")), "--graph", str(graph), "--prompt", "def f():"]
+    more = ["--replicas", str(replicas), "--prompt", "class Stack:", "--trace", str(tmp_path / "t.json")]
     process = subprocess.Popen(
-        [*command, "--stream", "--max-new-tokens", "900", "--ignore-eos"],
+        [*command, "--stream", "--max-new-tokens", "900", "--ignore-eos", *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=HELPERS,
-        env={**os.environ, "TMPDIR": str(clean), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "TMPDIR": str(clean), "XDG_CACHE_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
     if when == "while it decodes":
         process.stdout.read(40)
-    while not (flag.exists() if when == "while a stage hangs" else workers_of(str(clean))):
+    while not (len(held_by(flag)) == replicas if when == "while a stage hangs" else workers_of(str(clean))):
         time.sleep(0.05)
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(send)
     _, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 2
-    assert process.returncode == 130, err
-    assert err.splitlines()[-1] == "pipeline-run: interrupted"
+    assert process.returncode == 128 + send, err
+    said = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[send]
+    assert err.splitlines()[-1] == f"pipeline-run: {said}"
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"] or when != "while it decodes"
     assert "Traceback" not in err
     assert workers_of(str(clean)) == []
     assert os.listdir(clean) == []
@@ -340,6 +358,38 @@ def test_a_command_whose_workers_cannot_start_says_so_and_exits_1(clean, capsys,
     assert re.search(
         r"pipeline-run: error: worker 1 \(cpu:1, pid \d+\) ended with exit code 1 before it was ready", err
     )
+
+
+@pytest.mark.timeout(60)
+def test_a_stage_that_refuses_its_options_is_read_without_a_traceback(clean):
+    graph = three("starts:Accept", harm="refuse")
+    with pytest.raises(WorkerStartError, match=r"worker 2 .* ended with exit code 2 before it was ready") as error:
+        open_pipeline(graph)
+    assert str(error.value).endswith("its last words:\n    GraphError: accept: temperature is 2; 0 is wanted")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_broken_weights_are_one_line_before_any_worker_starts(clean, tmp_path, capsys, damage):
+    model = Path(shutil.copytree(PACKAGED / "tiny-v4", tmp_path / "model"))
+    weights = model / "model.safetensors"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:5_000_000])
+    else:
+        weights.unlink()
+    code = main(["--graph", "mtp-zmq.yaml", "--model", str(model), "--prompt", "x", "--no-plan-cache"])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert {"truncated": "truncated or corrupt safetensors file", "missing": "holds neither"}[damage] in err
+
+
+@pytest.mark.parametrize("runtime", ["inline", "zmq"])
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_compiled(clean, capsys, runtime):
+    began = time.monotonic()
+    code = main(["--runtime", runtime, "--max-num-seqs", "20000000", "--prompt", "x", "--no-plan-cache"])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "do not fit into memory" in err
+    assert time.monotonic() - began < 20
 
 
 def load_text(name: str) -> str:

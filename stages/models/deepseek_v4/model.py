@@ -74,6 +74,13 @@ def compress_index(rows: Rows, ratio: int, overlap: int, geometry: Geometry, fre
     )
 
 
+def cache_bytes(c: Config, g: Geometry, dtype: torch.dtype) -> int:
+    """Bytes of all caches of the target and the drafter; nothing is allocated."""
+    ratios = [*c.compress_ratios, *[0] * c.num_nextn_predict_layers]
+    layers = [allocate_layer(c, ratio, g, dtype, torch.device("meta")) for ratio in ratios]
+    return sum(tensor.nbytes for layer in layers for tensor in vars(layer).values() if tensor is not None)
+
+
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's tensors; see caches.core for the two extra rows of each.
