@@ -146,8 +146,8 @@ def check_memory(model: str, sizes: Sizes, replicas: int) -> None:
     if need > has:
         raise CapacityError(
             f"the caches of {replicas} x {sizes.max_num_seqs} requests x {sizes.max_model_len} positions take"
-            f" {need / 2**30:.1f} GiB and do not fit into memory, {has / 2**30:.1f} GiB; lower --max-num-seqs or"
-            " --max-model-len"
+            f" {need / 2**30:.1f} GiB, this machine has {has / 2**30:.1f}: they do not fit into memory; lower"
+            " --max-num-seqs or --max-model-len"
         )
 
 

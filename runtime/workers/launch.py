@@ -32,7 +32,7 @@ class Limits:
     worker. How long a stage may run is the plan's to say."""
 
     start_timeout: float = 120.0
-    grace: float = 1.0
+    grace: float = 0.5
     max_restarts: int = 6
     backoff: float = 0.05
     max_backoff: float = 5.0
