@@ -22,6 +22,7 @@ from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import PlanError
 from draftline.graph.verify import verify
+from draftline.stages.models.places import cache_root
 
 SCAN_BYTES = 4 * 2**20
 """Size of the largest cached plan that is looked at to say what changed."""
@@ -46,10 +47,7 @@ class CacheReport:
 
 def default_directory() -> Path:
     """Return the directory that is used unless told otherwise: ``$XDG_CACHE_HOME/draftline/plans``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG standard says that a relative path is to be ignored.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "draftline" / "plans"
+    return cache_root() / "plans"
 
 
 def lookup_or_compile(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from draftline.stages.caches.core import Geometry
+from draftline.stages.weights.files import Spec
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,23 @@ class Loaded:
     geometry: Geometry
     dtype: torch.dtype
     device: torch.device
+
+
+Build = Callable[
+    [Path, Mapping[str, Tensor], Geometry, torch.dtype, torch.device, Collection[str]],
+    tuple[Target | None, Drafter | None],
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models of some ``model_types`` are read, from the path of their config.json; all raise ConfigError.
+
+    ``specs``: the tensors that must be there, and the names that may be there besides. ``build``: those tensors to
+    the target and the drafter, of which only what is used is made."""
+
+    model_types: tuple[str, ...]
+    shape: Callable[[Path], Shape]
+    specs: Callable[[Path], tuple[Mapping[str, Spec], Collection[str]]]
+    cache_bytes: Callable[[Path, Geometry, torch.dtype], int]
+    build: Build

@@ -6,7 +6,7 @@ Knows: files, names, shapes, dtypes. Does not know: what a tensor is for.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -53,12 +53,15 @@ def _open(path: Path) -> safe_open:
         raise WeightsError(f"{path}: truncated or corrupt safetensors file: {error}") from None
 
 
-def check(directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype) -> dict[str, Path]:
-    """Tensor name → file, having read only the files' headers.
+def check(
+    directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, optional: Collection[str] = ()
+) -> dict[str, Path]:
+    """Name of each wanted tensor → file, having read only the files' headers. Tensors named in ``optional`` may be there
+    and are not looked at.
 
     Raises one WeightsError that lists all missing, extra, mis-shaped and wrongly typed tensors by name and file.
     """
-    where = shards(directory)
+    where = {n: p for n, p in shards(directory).items() if n in specs or n not in optional}
     problems = [f"missing: {n}" for n in specs if n not in where]
     problems += [f"not part of this model: {n} in {where[n].name}" for n in where if n not in specs]
     for path in sorted(set(where.values())):
@@ -98,10 +101,16 @@ def _wanted(spec: Spec, dtype: torch.dtype) -> torch.dtype:
     return dtype if spec.kind == "model" else getattr(torch, spec.kind)
 
 
-def load(directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def load(
+    directory: Path,
+    specs: Mapping[str, Spec],
+    dtype: torch.dtype,
+    device: torch.device,
+    optional: Collection[str] = (),
+) -> dict[str, Tensor]:
     """Every tensor of ``specs``, converted to ``dtype`` (kind ``model``) or to its own kind. Raises WeightsError as
     ``check`` does."""
-    where = check(directory, specs, dtype)
+    where = check(directory, specs, dtype, optional)
     out: dict[str, Tensor] = {}
     for path in sorted(set(where.values())):
         with _open(path) as file:

@@ -20,10 +20,10 @@ from draftline.runtime.inline import InlineRuntime
 from draftline.runtime.replicas import generate
 from draftline.runtime.request import Output, Request
 from draftline.stages.models.core import Loaded
+from draftline.stages.models.deepseek_v4 import shape_of
 from draftline.stages.models.deepseek_v4.config import Config
 from draftline.stages.models.deepseek_v4.model import DeepseekV4Drafter, DeepseekV4Target
 from draftline.stages.models.deepseek_v4.weights import Weights, assemble, tensor_specs
-from draftline.stages.models.registry import shape_of
 
 SIZES = Sizes(
     num_speculative_tokens=3,

@@ -1,0 +1,51 @@
+"""Llama-style decoders, as the registry sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftline.stages.caches.core import Geometry
+from draftline.stages.models.core import Drafter, Family, Shape, Target
+
+from .config import MODEL_TYPES, Config, load_config
+from .model import LlamaTarget, cache_bytes
+from .weights import assemble, optional_names, tensor_specs
+
+
+def shape_of(c: Config) -> Shape:
+    """The compiler's view of a config."""
+    return Shape(
+        vocab_size=c.vocab_size,
+        num_streams=1,
+        hidden_size=c.hidden_size,
+        max_len=c.max_position_embeddings,
+        num_mtp_layers=0,
+        ratios=(),
+        bos_token_id=c.bos_token_id,
+        eos_token_ids=c.eos_token_ids,
+    )
+
+
+def _build(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    geometry: Geometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    uses: Collection[str],
+) -> tuple[Target | None, Drafter | None]:
+    c = load_config(path)
+    return LlamaTarget(c, assemble(c, tensors), geometry, dtype, device) if "target" in uses else None, None
+
+
+FAMILY = Family(
+    model_types=MODEL_TYPES,
+    shape=lambda path: shape_of(load_config(path)),
+    specs=lambda path: (tensor_specs(c := load_config(path)), optional_names(c)),
+    cache_bytes=lambda path, geometry, dtype: cache_bytes(load_config(path), geometry, dtype),
+    build=_build,
+)
