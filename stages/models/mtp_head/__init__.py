@@ -1,0 +1,1 @@
+"""A trained MTP head that comes in a folder of its own, beside the target's: ``--mtp DIR``."""
