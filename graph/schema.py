@@ -102,6 +102,7 @@ class SettingsModel(_Strict):
     """Deployment settings; a command-line flag of the same name wins."""
 
     model: StrictStr | None = None
+    mtp: StrictStr | None = None
     num_speculative_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     tile: Positive | None = None
     max_num_seqs: Positive | None = None

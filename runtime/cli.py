@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--graph", default="mtp.yaml", metavar="G", help="a graph file, or the name of a packaged one")
     p.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a value of the graph file")
     p.add_argument("--model", metavar="M", help="a model folder, or the name of a packaged one")
+    p.add_argument("--mtp", metavar="DIR", help="the folder of an MTP head for the model, or a packaged head's name")
     p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
     p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
     p.add_argument("--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0 is plain decoding")
@@ -164,7 +165,7 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
         raise UsageError(
             f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
-    wishes: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "num_speculative_tokens": k}
+    wishes: dict[str, Any] = {"model": args.model, "mtp": args.mtp, "dtype": args.dtype, "num_speculative_tokens": k}
     wishes |= {"runtime": args.runtime, "overlap": args.overlap}
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)

@@ -20,7 +20,7 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
 from draftline.stages.models.core import Loaded, Shape
-from draftline.stages.models.registry import cache_bytes, load_model, read_shape, resolve
+from draftline.stages.models.registry import cache_bytes, load_model, locate, read_shape
 from draftline.stages.registry import lookup as builtin_lookup
 
 Lookup = Callable[[str], type[Any]]
@@ -93,7 +93,7 @@ def check(graph: Graph, shape: Shape, sizes: Sizes, model: str) -> None:
     if k and needs_mtp(graph) and not shape.num_mtp_layers:
         raise UsageError(
             f"{asked}, but model {model!r} has no MTP layer (num_nextn_predict_layers is 0 in its config.json);"
-            " use -K 0, or --graph ngram.yaml"
+            " give an MTP head with --mtp DIR (draftline-train-mtp makes one), use -K 0, or --graph ngram.yaml"
         )
     if sizes.max_model_len > shape.max_len:
         raise UsageError(
@@ -138,11 +138,11 @@ class Compiler:
         return lookup_or_compile(graph, directory=self.cache, **numbers)
 
 
-def check_memory(model: str, sizes: Sizes, replicas: int) -> None:
+def check_memory(model: str, mtp: str, sizes: Sizes, replicas: int) -> None:
     """Raises CapacityError if this machine has less memory than the caches of ``replicas`` deployments take. Cheap, and
     before anything is compiled for sizes that nobody can serve."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need = replicas * cache_bytes(resolve(model), sizes.geometry(), DTYPES[sizes.dtype])
+    need = replicas * cache_bytes(locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype])
     if need > has:
         raise CapacityError(
             f"the caches of {replicas} x {sizes.max_num_seqs} requests x {sizes.max_model_len} positions take"
@@ -151,10 +151,10 @@ def check_memory(model: str, sizes: Sizes, replicas: int) -> None:
         )
 
 
-def load(model: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
-    """Read the model's weights and allocate the caches of what is used. Raises ModelError and CapacityError."""
+def load(model: str, mtp: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
+    """Read the weights of the model and its MTP head and allocate the caches of what is used. Raises ModelError and CapacityError."""
     try:
-        return load_model(resolve(model), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses)
+        return load_model(locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses)
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises a bare RuntimeError
         raise CapacityError(
             f"the caches of {sizes.max_num_seqs} requests x {sizes.max_model_len} positions do not fit into memory;"
@@ -162,6 +162,6 @@ def load(model: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")
         ) from error
 
 
-def shape(model: str) -> Shape:
+def shape(model: str, mtp: str = "") -> Shape:
     """The model's shape, without its weights. Raises ModelError."""
-    return read_shape(resolve(model))
+    return read_shape(locate(model, mtp))

@@ -23,8 +23,8 @@ from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
 from draftline.graph.yaml import load_graph, resolve_prefill
-from draftline.stages.models.core import Shape
-from draftline.stages.models.registry import check_weights, read_shape, resolve
+from draftline.stages.models.core import ModelFiles, Shape
+from draftline.stages.models.registry import check_weights, locate, read_shape
 from draftline.stages.registry import extended
 
 from .deployment import DTYPES, Compiler, Sizes, check, check_memory, load, needs_mtp
@@ -64,7 +64,7 @@ class Prepared:
     settings: Settings
     sizes: Sizes
     shape: Shape
-    folder: Path
+    files: ModelFiles
     compiler: Compiler
 
     def plan(self, dump: Dump | None = None) -> tuple[Plan, CacheReport | None]:
@@ -90,8 +90,8 @@ def prepare(
     if isinstance(graph, str):
         source, graph = graph, load_graph(graph)
     settings = merge(graph, wishes)
-    folder = resolve(settings.model)
-    shape = read_shape(folder)
+    files = locate(settings.model, settings.mtp)
+    shape = read_shape(files)
     chosen = sizes(settings, shape)
     check(graph, shape, chosen, settings.model)
     if prefill is None and chosen.k_max == 0:
@@ -101,7 +101,7 @@ def prepare(
     if prefill is None:
         raise UsageError(f"graph {graph.name!r} names no prefill graph; add the key prefill, such as {PLAIN_PREFILL}")
     return Prepared(
-        graph, prefill, settings, chosen, shape, folder, Compiler(chosen, shape, extended(stages), plan_cache)
+        graph, prefill, settings, chosen, shape, files, Compiler(chosen, shape, extended(stages), plan_cache)
     )
 
 
@@ -110,8 +110,8 @@ class Pipeline:
 
     def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
         s = prepared.settings
-        check_memory(s.model, prepared.sizes, s.replicas)
-        self.prepared, self.text = prepared, Text(prepared.folder)
+        check_memory(s.model, s.mtp, prepared.sizes, s.replicas)
+        self.prepared, self.text = prepared, Text(prepared.files.folder)
         self.observers = Observers(options.trace, options.metrics_port)
         self.engines: list[Engine] = []
         try:
@@ -170,13 +170,13 @@ class Pipeline:
 def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtime:
     """The runtime that the settings ask for, not bound to any plan yet; inline sets torch's threads for this process.
     Raises ModelError, CapacityError, UsageError and TransportError."""
-    s, compiler, nbytes = prepared.settings, prepared.compiler, weight_bytes(prepared.folder)
+    s, compiler, nbytes = prepared.settings, prepared.compiler, weight_bytes(prepared.files.folder)
     if options.transport == "ipc" and options.curve_keys is not None:
         raise UsageError(f"--curve-keys is for tcp; with it give --transport tcp://HOST, not {options.transport}")
     if options.transport != "ipc" and s.runtime != "zmq":
         raise UsageError(f"--transport is for --runtime zmq, and the runtime is {s.runtime}")
     if s.runtime == "zmq":
-        check_weights(prepared.folder, DTYPES[s.dtype])  # once and here: workers could only say it as they end
+        check_weights(prepared.files, DTYPES[s.dtype])  # once and here: workers could only say it as they end
         limits = Limits(start_timeout=float(s.start_timeout), max_restarts=s.max_restarts)
         cores = share(available(), s.replicas)[group] if s.replicas > 1 else available()
         return WorkerGroup(
@@ -189,13 +189,14 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
                 cores=tuple(cores),
                 threads=s.threads,
                 nbytes=nbytes,
+                mtp=s.mtp,
                 transport=options.transport,
                 curve_keys=options.curve_keys,
             )
         )
     torch.set_num_threads(threads_for(s.threads, nbytes, len(available())))
     uses = ("target", "drafter") if prepared.sizes.k_max and needs_mtp(prepared.graph) else ("target",)
-    return InlineRuntime(load(s.model, prepared.sizes, uses), compiler.lookup, options.trace is not None)
+    return InlineRuntime(load(s.model, s.mtp, prepared.sizes, uses), compiler.lookup, options.trace is not None)
 
 
 def open_pipeline(graph: Graph | str, options: RunOptions = RunOptions(), **wishes: Any) -> Pipeline:

@@ -18,6 +18,7 @@ from .deployment import DTYPES, Sizes
 
 DEFAULTS: Mapping[str, Any] = {
     "model": "tiny-v4",
+    "mtp": "",  # empty: the model's own MTP layer, or the packaged head for a model of this name
     "num_speculative_tokens": 0,
     "tile": 8,
     "max_num_seqs": 8,
@@ -47,6 +48,7 @@ class Settings:
     """Every setting with a value; names as in a graph file's ``settings``."""
 
     model: str
+    mtp: str
     num_speculative_tokens: int
     tile: int
     max_num_seqs: int

@@ -62,7 +62,7 @@ class DraftMtp:
             slots = torch.where(drafting, self._slots, -1)
             last = self._drafter.forward(Rows(token, at, slots, self._no_pages), hidden)
         outputs["hidden"].copy_(last)
-        torch.argmax(self._drafter.logits(last), dim=-1, out=outputs["token"])
+        outputs["token"].copy_(self._drafter.greedy(last))
 
     def _catch_up(self, position: Tensor, depth: Tensor, inputs: Inputs) -> Tensor:
         """Run the last step's rows, N·M of them, and give the streams [N, H, D] of each slot's newest."""

@@ -32,6 +32,8 @@ from .dense import hidden_states
 from .head import losses, unroll
 
 CHECKPOINT = "checkpoint.safetensors"
+MICRO = 4
+"""Texts whose activations are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -126,32 +128,52 @@ def train(
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))
     done = _restore(work / CHECKPOINT, recipe, parameters, optimiser)
-    tc, tw = target
-    matrix = tw.head if vocab is None else tw.head[vocab].contiguous()
+    output = target[1].head
+    matrix = output if vocab is None else output[vocab].contiguous()
+    weights = recipe.decay ** torch.arange(recipe.depth)
+    weights = weights / weights.sum()
     data = batches(shards, recipe, done)
     for step in range(done, recipe.steps):
         for group in optimiser.param_groups:
             group["lr"] = recipe.lr * _schedule(step, recipe)
         tokens, lengths = next(data)
         torch.manual_seed(recipe.seed * 1_000_003 + step)  # of the rows' order; a restart finds it again
-        with torch.no_grad():
-            hidden = hidden_states(tc, tw, tokens)
-            wanted = rms_norm(hidden, tw.norm, tc.rms_norm_eps)
-            following = torch.cat((tokens[:, 1:], tokens[:, :1]), dim=1)
-        valid = torch.arange(tokens.shape[1]) < lengths[:, None] - 1
-        w = typed(c, parameters, vocab, tw.embed.dtype)
-        outputs = unroll(c, w, tw.embed[following], hidden, recipe.depth)
-        each, agree = losses(c, w, outputs, wanted, valid, matrix)
-        weights = recipe.decay ** torch.arange(recipe.depth)
-        loss = (each * weights).sum() / weights.sum()
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        parts = list(zip(tokens.split(MICRO), lengths.split(MICRO), strict=True))
+        each, agree = torch.zeros(recipe.depth), torch.zeros(recipe.depth)
+        for part in parts:
+            found = _part(c, target, parameters, vocab, matrix, recipe, *part)
+            (found[0] @ weights / len(parts)).backward()
+            each, agree = each + found[0].detach() / len(parts), agree + found[1] / len(parts)
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
         optimiser.step()
         if (step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps:
             _save(work / CHECKPOINT, step + 1, recipe, parameters, optimiser)
-        listen(Progress(step + 1, float(loss.detach()), tuple(agree.tolist())))
+        listen(Progress(step + 1, float(each @ weights), tuple(agree.tolist())))
     return {n: p.detach() for n, p in parameters.items()}
+
+
+def _part(
+    c: HeadConfig,
+    target: tuple[Config, Weights],
+    parameters: dict[str, Tensor],
+    vocab: Tensor | None,
+    matrix: Tensor,
+    recipe: Recipe,
+    tokens: Tensor,
+    lengths: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Loss and agreement per pass of some texts; tokens [B, L], lengths [B]."""
+    tc, tw = target
+    tokens = tokens[:, : int(lengths.max())]
+    with torch.no_grad():
+        hidden = hidden_states(tc, tw, tokens)
+        wanted = rms_norm(hidden, tw.norm, tc.rms_norm_eps)
+        following = torch.cat((tokens[:, 1:], tokens[:, :1]), dim=1)
+    valid = torch.arange(tokens.shape[1]) < lengths[:, None] - 1
+    w = typed(c, parameters, vocab, tw.embed.dtype)
+    outputs = unroll(c, w, tw.embed[following], hidden, recipe.depth)
+    return losses(c, w, outputs, wanted, valid, matrix)
 
 
 def _schedule(step: int, recipe: Recipe) -> float:

@@ -39,6 +39,7 @@ class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares_memory: bool
     max_frame: int
     model: str
+    mtp: str
     sizes: Sizes
     uses: list[str]
     cores: list[int]

@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Launch:
-    """``model``: name or folder. ``load``: makes the model in place of reading ``model`` (``sizes`` → Loaded).
+    """``model``: name or folder; ``mtp``: of an MTP head, or empty. ``load``: makes the model in place of reading ``model`` (``sizes`` → Loaded).
     ``transport``: ``ipc``, or ``tcp://HOST``, which needs ``curve_keys``. ``directory``: where the run directory is
     made; None: the system's place for temporary files. ``threads``: of each worker; 0: by the
     ``nbytes`` of the model's weights, see ``threads.py``."""
@@ -55,6 +55,7 @@ class Launch:
     cores: tuple[int, ...] = field(default_factory=lambda: tuple(available()))
     threads: int = 0
     nbytes: int = 0
+    mtp: str = ""
     directory: Path | None = None
     transport: str = "ipc"
     curve_keys: Path | None = None
@@ -122,6 +123,7 @@ class Crew:
             shares_memory=launch.shares_memory,
             max_frame=launch.max_frame if not launch.shares_memory else 0,
             model=launch.model,
+            mtp=launch.mtp,
             sizes=launch.sizes,
             uses=list(self.uses[n]),
             cores=list(self.cores[n]),

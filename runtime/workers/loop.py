@@ -84,7 +84,7 @@ class Worker:
 
     def _load(self, luggage: ship.Luggage) -> tuple[Loaded, Lookup]:
         sizes, uses = self._boot.sizes, self._boot.uses
-        model = load(self._boot.model, sizes, uses) if luggage.load is None else luggage.load(sizes)
+        model = load(self._boot.model, self._boot.mtp, sizes, uses) if luggage.load is None else luggage.load(sizes)
         if "target" not in uses:
             model = replace(model, target=None)
         if "drafter" not in uses:

@@ -49,7 +49,11 @@ class Drafter(Protocol):
         to the drafter's streams [R, H, D]."""
 
     def logits(self, streams: Tensor) -> Tensor:
-        """The drafter's streams [R, H, D] to float32 logits [R, V] of the token two after the position."""
+        """The drafter's streams [R, H, D] to float32 logits [R, V] of the token two after the position; [R, V'] where it
+        drafts from a vocabulary of its own."""
+
+    def greedy(self, streams: Tensor) -> Tensor:
+        """The drafter's streams [R, H, D] to its likeliest token of each row [R] int64, in the target's numbering."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,14 @@ class Loaded:
     device: torch.device
 
 
+@dataclass(frozen=True)
+class ModelFiles:
+    """The folder of a target, and of the MTP head that drafts for it in place of its own (None: its own, if any)."""
+
+    folder: Path
+    mtp: Path | None = None
+
+
 Build = Callable[
     [Path, Mapping[str, Tensor], Geometry, torch.dtype, torch.device, Collection[str]],
     tuple[Target | None, Drafter | None],
@@ -90,10 +102,12 @@ class Family:
     """How models of some ``model_types`` are read, from the path of their config.json; all raise ConfigError.
 
     ``specs``: the tensors that must be there, and the names that may be there besides. ``build``: those tensors to
-    the target and the drafter, of which only what is used is made."""
+    the target and the drafter, of which only what is used is made. ``matrices``: names of the embedding and the output
+    matrix [V, D]."""
 
     model_types: tuple[str, ...]
     shape: Callable[[Path], Shape]
     specs: Callable[[Path], tuple[Mapping[str, Spec], Collection[str]]]
     cache_bytes: Callable[[Path, Geometry, torch.dtype], int]
     build: Build
+    matrices: Callable[[Path], tuple[str, str]]

@@ -13,6 +13,8 @@ from pathlib import Path
 from draftline.graph.errors import ModelError, nearest
 
 PACKAGED = Path(__file__).parent.parent / "weights"
+PACKAGED_HEADS = PACKAGED / "heads"
+"""MTP heads that come with the package, by the name of their target."""
 
 
 def cache_root() -> Path:
@@ -70,3 +72,14 @@ def resolve(name: str) -> Path:
         f"model {name!r}: no such folder, and no packaged or fetched model of that name"
         f"{nearest(name, [*packaged_names(), *fetched_names(), 'smollm2'])}"
     )
+
+
+def resolve_head(name: str) -> Path:
+    """The folder with config.json of an MTP head: a folder, or the name of a packaged head. Raises ModelError."""
+    for path in (Path(name), PACKAGED_HEADS / name):
+        if (path / "config.json").is_file():
+            return path
+    if Path(name).is_dir():
+        raise ModelError(f"MTP head {name!r}: the folder has no config.json; draftline-train-mtp writes one")
+    known = sorted(p.parent.name for p in PACKAGED_HEADS.glob("*/config.json"))
+    raise ModelError(f"MTP head {name!r}: no such folder, and no packaged head of that name{nearest(name, known)}")

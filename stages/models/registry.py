@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,10 +17,13 @@ from draftline.stages.caches.core import Geometry
 from draftline.stages.weights.files import check, load
 
 from . import deepseek_v4, llama
-from .core import Family, Loaded, Shape
-from .places import PACKAGED, resolve
+from .core import Family, Loaded, ModelFiles, Shape
+from .mtp_head.config import check_fits, load_head_config
+from .mtp_head.model import MtpHeadDrafter, head_cache_bytes
+from .mtp_head.weights import assemble_head, head_specs
+from .places import PACKAGED, PACKAGED_HEADS, resolve, resolve_head
 
-__all__ = ["FAMILIES", "PACKAGED", "cache_bytes", "check_weights", "family", "load_model", "read_shape", "resolve"]
+__all__ = ["FAMILIES", "PACKAGED", "cache_bytes", "check_weights", "family", "load_model", "locate", "read_shape"]
 
 FAMILIES: tuple[Family, ...] = (deepseek_v4.FAMILY, llama.FAMILY)
 
@@ -41,25 +45,41 @@ def family(path: Path) -> Family:
     raise ConfigError(f"{where}: model_type is {kind!r}; served: {', '.join(known)}{nearest(str(kind), known)}")
 
 
-def read_shape(path: Path) -> Shape:
+def locate(model: str, mtp: str = "") -> ModelFiles:
+    """The files of a model's name or folder, with the MTP head in ``mtp``, the one that comes with the package for a
+    model of that name, or none. Raises ModelError."""
+    head = resolve_head(mtp) if mtp else PACKAGED_HEADS / model
+    return ModelFiles(resolve(model), head if (head / "config.json").is_file() else None)
+
+
+def read_shape(files: ModelFiles) -> Shape:
     """The model's shape from its config.json alone; no weights are read. Raises ConfigError."""
-    return family(path).shape(path / "config.json")
+    shape = family(files.folder).shape(files.folder / "config.json")
+    if files.mtp is None:
+        return shape
+    check_fits(load_head_config(files.mtp / "config.json"), shape, files.mtp)
+    return replace(shape, num_mtp_layers=1)
 
 
-def check_weights(path: Path, dtype: torch.dtype) -> None:
+def check_weights(files: ModelFiles, dtype: torch.dtype) -> None:
     """Look at config.json and the headers of the weight files alone. Raises ConfigError and WeightsError as
     ``load_model`` does."""
-    specs, optional = family(path).specs(path / "config.json")
-    check(path, specs, dtype, optional)
+    specs, optional = family(files.folder).specs(files.folder / "config.json")
+    check(files.folder, specs, dtype, optional)
+    if files.mtp is not None:
+        check(files.mtp, head_specs(load_head_config(files.mtp / "config.json")), dtype)
 
 
-def cache_bytes(path: Path, geometry: Geometry, dtype: torch.dtype) -> int:
-    """Bytes that the caches of the model in ``path`` take. Raises ConfigError."""
-    return family(path).cache_bytes(path / "config.json", geometry, dtype)
+def cache_bytes(files: ModelFiles, geometry: Geometry, dtype: torch.dtype) -> int:
+    """Bytes that the caches of the model take. Raises ConfigError."""
+    own = family(files.folder).cache_bytes(files.folder / "config.json", geometry, dtype)
+    if files.mtp is None:
+        return own
+    return own + head_cache_bytes(load_head_config(files.mtp / "config.json"), geometry, dtype)
 
 
 def load_model(
-    path: Path,
+    files: ModelFiles,
     geometry: Geometry,
     dtype: torch.dtype,
     device: torch.device,
@@ -69,8 +89,14 @@ def load_model(
 
     Raises ConfigError and WeightsError.
     """
-    one = family(path)
-    specs, optional = one.specs(path / "config.json")
-    tensors = load(path, specs, dtype, device, optional)
-    target, drafter = one.build(path / "config.json", tensors, geometry, dtype, device, uses)
-    return Loaded(read_shape(path), target, drafter, geometry, dtype, device)
+    path, one = files.folder / "config.json", family(files.folder)
+    specs, optional = one.specs(path)
+    tensors = load(files.folder, specs, dtype, device, optional)
+    own = [use for use in uses if use != "drafter" or files.mtp is None]
+    target, drafter = one.build(path, tensors, geometry, dtype, device, own)
+    if files.mtp is not None and "drafter" in uses:
+        c = load_head_config(files.mtp / "config.json")
+        w = assemble_head(c, load(files.mtp, head_specs(c), dtype, device))
+        embed, head = (tensors[name] for name in one.matrices(path))
+        drafter = MtpHeadDrafter(c, w, embed, head, geometry, dtype, device)
+    return Loaded(read_shape(files), target, drafter, geometry, dtype, device)

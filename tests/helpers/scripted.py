@@ -49,6 +49,10 @@ class Scripted:
         return out
 
 
+    def greedy(self, streams: Tensor) -> Tensor:
+        return self.logits(streams).argmax(-1)
+
+
 @dataclass
 class Wilful(Scripted):
     """A drafter: ``next_token(token, position)`` is what it drafts after the row with that token at position + 1."""

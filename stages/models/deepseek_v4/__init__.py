@@ -51,4 +51,5 @@ FAMILY = Family(
     specs=lambda path: (tensor_specs(load_config(path)), ()),
     cache_bytes=lambda path, geometry, dtype: cache_bytes(load_config(path), geometry, dtype),
     build=_build,
+    matrices=lambda path: ("embed.weight", "head.weight"),
 )

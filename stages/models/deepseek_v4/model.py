@@ -224,3 +224,7 @@ class DeepseekV4Drafter:
     def logits(self, streams: Tensor) -> Tensor:
         """The MTP layer's streams [R, H, D] to float32 logits [R, V]."""
         return block.logits(self.config, self.weights.head, self.mtp.hc_head, self.mtp.norm, streams)
+
+    def greedy(self, streams: Tensor) -> Tensor:
+        """The likeliest token of each row [R]."""
+        return self.logits(streams).argmax(-1)

@@ -13,7 +13,7 @@ from draftline.stages.models.core import Drafter, Family, Shape, Target
 
 from .config import MODEL_TYPES, Config, load_config
 from .model import LlamaTarget, cache_bytes
-from .weights import assemble, optional_names, tensor_specs
+from .weights import assemble, optional_names, output_names, tensor_specs
 
 
 def shape_of(c: Config) -> Shape:
@@ -48,4 +48,5 @@ FAMILY = Family(
     specs=lambda path: (tensor_specs(c := load_config(path)), optional_names(c)),
     cache_bytes=lambda path, geometry, dtype: cache_bytes(load_config(path), geometry, dtype),
     build=_build,
+    matrices=lambda path: output_names(load_config(path)),
 )

@@ -72,6 +72,12 @@ def optional_names(c: Config) -> set[str]:
     return names | {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(c.num_hidden_layers)}
 
 
+def output_names(c: Config) -> tuple[str, str]:
+    """Names of the embedding and of the output matrix, which may be the same."""
+    embed = "model.embed_tokens.weight"
+    return embed, embed if c.tie_word_embeddings else "lm_head.weight"
+
+
 def layer_specs(c: Config, prefix: str) -> dict[str, TensorSpec]:
     """The tensors of one decoder layer, whose names start with ``prefix``."""
     d, q, kv, i = c.hidden_size, c.q_size, c.kv_size, c.intermediate_size

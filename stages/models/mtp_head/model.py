@@ -31,6 +31,12 @@ def mix(c: HeadConfig, w: HeadWeights, embedding: Tensor, hidden: Tensor) -> Ten
     return F.linear(both, w.eh_proj)
 
 
+def head_cache_bytes(c: HeadConfig, g: Geometry, dtype: torch.dtype) -> int:
+    """Bytes of the head's cache; nothing is allocated."""
+    rows = g.slots * cache.ring_length(c.window, g)
+    return 2 * cache.allocate(rows, c.layer.kv_size, dtype, torch.device("meta")).nbytes
+
+
 class MtpHeadDrafter:
     """See models.core.Drafter for the contract."""
 
