@@ -108,6 +108,7 @@ class SettingsModel(_Strict):
     max_num_seqs: Positive | None = None
     max_model_len: Positive | None = None
     dtype: Literal["fp32", "bf16"] | None = None
+    kernels: Literal["auto", "reference", "native"] | None = None
     prefill_tile: Positive | None = None
     page_size: Positive | None = None
     max_new_tokens: Positive | None = None

@@ -20,7 +20,7 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
 from draftline.stages.models.core import Loaded, Shape
-from draftline.stages.models.registry import cache_bytes, load_model, locate, read_shape
+from draftline.stages.models.registry import Kernels, cache_bytes, load_model, locate, read_shape
 from draftline.stages.registry import lookup as builtin_lookup
 
 Lookup = Callable[[str], type[Any]]
@@ -40,6 +40,7 @@ class Sizes:
     page_size: int
     dtype: str
     overlap: bool = False
+    kernels: Kernels = "auto"
     stage_timeout: float = 60.0
 
     @property
@@ -154,7 +155,9 @@ def check_memory(model: str, mtp: str, sizes: Sizes, replicas: int) -> None:
 def load(model: str, mtp: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
     """Read the weights of the model and its MTP head and allocate the caches of what is used. Raises ModelError and CapacityError."""
     try:
-        return load_model(locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses)
+        return load_model(
+            locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses, sizes.kernels
+        )
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises a bare RuntimeError
         raise CapacityError(
             f"the caches of {sizes.max_num_seqs} requests x {sizes.max_model_len} positions do not fit into memory;"

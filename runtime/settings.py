@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
@@ -24,6 +24,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_num_seqs": 8,
     "max_model_len": 1024,
     "dtype": "fp32",
+    "kernels": "auto",
     "prefill_tile": 64,
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
     "max_new_tokens": 128,
@@ -40,6 +41,7 @@ DEFAULTS: Mapping[str, Any] = {
 _LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_waiting": 0, "threads": 0}
 """Smallest value of an integer setting where that is not 1."""
 
+KERNELS = ("auto", "reference", "native")
 RUNTIMES = ("inline", "zmq")
 
 
@@ -54,6 +56,7 @@ class Settings:
     max_num_seqs: int
     max_model_len: int
     dtype: str
+    kernels: Literal["auto", "reference", "native"]
     prefill_tile: int
     page_size: int
     max_new_tokens: int
@@ -87,6 +90,8 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
                 raise UsageError(f"{name} is {value!r}; an integer of {least} or more is wanted")
     if values["dtype"] not in DTYPES:
         raise UsageError(f"dtype is {values['dtype']!r}; known: {', '.join(DTYPES)}")
+    if values["kernels"] not in KERNELS:
+        raise UsageError(f"kernels is {values['kernels']!r}; known: {', '.join(KERNELS)}")
     if values["runtime"] not in RUNTIMES:
         raise UsageError(f"runtime is {values['runtime']!r}; known: {', '.join(RUNTIMES)}")
     return Settings(**values, asked_max_model_len="max_model_len" in wanted)
@@ -110,5 +115,6 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         page_size=page,
         dtype=settings.dtype,
         overlap=settings.overlap,
+        kernels=settings.kernels,
         stage_timeout=float(settings.stage_timeout),
     )

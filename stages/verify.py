@@ -49,7 +49,7 @@ class Verify:
         slots = torch.where(where >= 0, lanes.repeat_interleave(s), -1)
         rows = Rows(tokens[at].flatten(), where, slots, pages)
         streams = self._target.forward(rows)
-        predicted = self._target.logits(streams).argmax(-1)
+        predicted = self._target.greedy(streams)
         merge_lanes(outputs["predicted"], lanes, predicted.view(b, s))
         if "streams" in outputs:
             merge_lanes(outputs["streams"], lanes, streams.view(b, s, *streams.shape[1:]))

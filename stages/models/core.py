@@ -40,6 +40,9 @@ class Target(Protocol):
     def logits(self, streams: Tensor) -> Tensor:
         """Streams [R, H, D] to float32 logits [R, V]."""
 
+    def greedy(self, streams: Tensor) -> Tensor:
+        """Streams [R, H, D] to the likeliest token of each row [R] int64; the first of equals."""
+
 
 class Drafter(Protocol):
     """A model that drafts from the target's streams, with its own cache."""
@@ -92,7 +95,7 @@ class ModelFiles:
 
 
 Build = Callable[
-    [Path, Mapping[str, Tensor], Geometry, torch.dtype, torch.device, Collection[str]],
+    [Path, Mapping[str, Tensor], Geometry, torch.dtype, torch.device, Collection[str], bool],
     tuple[Target | None, Drafter | None],
 ]
 
@@ -102,7 +105,8 @@ class Family:
     """How models of some ``model_types`` are read, from the path of their config.json; all raise ConfigError.
 
     ``specs``: the tensors that must be there, and the names that may be there besides. ``build``: those tensors to
-    the target and the drafter, of which only what is used is made. ``matrices``: names of the embedding and the output
+    the target and the drafter, of which only what is used is made; the last argument says whether on native kernels, which
+    are only asked for where ``native_heads`` says that there are any. ``matrices``: names of the embedding and the output
     matrix [V, D]."""
 
     model_types: tuple[str, ...]
@@ -111,3 +115,5 @@ class Family:
     cache_bytes: Callable[[Path, Geometry, torch.dtype], int]
     build: Build
     matrices: Callable[[Path], tuple[str, str]]
+    native_heads: Callable[[Path], int] = lambda path: 0
+    """The width of a head that native kernels must serve; 0: the family has none."""

@@ -9,22 +9,27 @@ import json
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from draftline.graph.errors import ConfigError, nearest
+from draftline.graph.errors import ConfigError, ModelError, nearest
 from draftline.stages.caches.core import Geometry
+from draftline.stages.kernels.native.build import available, library
+from draftline.stages.kernels.native.decoder import fits
 from draftline.stages.weights.files import check, load
 
 from . import deepseek_v4, llama
 from .core import Family, Loaded, ModelFiles, Shape
 from .mtp_head.config import check_fits, load_head_config
 from .mtp_head.model import MtpHeadDrafter, head_cache_bytes
+from .mtp_head.native import NativeMtpHeadDrafter
 from .mtp_head.weights import assemble_head, head_specs
 from .places import PACKAGED, PACKAGED_HEADS, resolve, resolve_head
 
 __all__ = ["FAMILIES", "PACKAGED", "cache_bytes", "check_weights", "family", "load_model", "locate", "read_shape"]
 
+Kernels = Literal["auto", "reference", "native"]
 FAMILIES: tuple[Family, ...] = (deepseek_v4.FAMILY, llama.FAMILY)
 
 
@@ -78,25 +83,44 @@ def cache_bytes(files: ModelFiles, geometry: Geometry, dtype: torch.dtype) -> in
     return own + head_cache_bytes(load_head_config(files.mtp / "config.json"), geometry, dtype)
 
 
+def _native(files: ModelFiles, one: Family, kernels: Kernels, device: torch.device) -> bool:
+    """Whether native kernels are used. Raises ModelError and CapacityError if they must be and cannot."""
+    widths = [one.native_heads(files.folder / "config.json")]
+    if files.mtp is not None:
+        widths.append(load_head_config(files.mtp / "config.json").layer.head_dim)
+    served = device.type == "cpu" and all(fits(width) for width in widths)
+    if kernels == "native":
+        if not served:
+            raise ModelError(f"{files.folder}: there are no native kernels for this model; use --kernels reference")
+        library()
+    return kernels == "native" or (kernels == "auto" and served and available())
+
+
 def load_model(
     files: ModelFiles,
     geometry: Geometry,
     dtype: torch.dtype,
     device: torch.device,
     uses: Collection[str] = ("target", "drafter"),
+    kernels: Kernels = "auto",
 ) -> Loaded:
     """Read the weights and allocate the caches of the models in ``uses``; the others are None.
 
-    Raises ConfigError and WeightsError.
+    ``kernels``: ``reference`` is plain torch; ``native`` compiles C++ at first use; ``auto`` is native where it can be.
+    Raises ConfigError and WeightsError, CapacityError where native kernels are asked for and cannot be had.
     """
     path, one = files.folder / "config.json", family(files.folder)
     specs, optional = one.specs(path)
     tensors = load(files.folder, specs, dtype, device, optional)
     own = [use for use in uses if use != "drafter" or files.mtp is None]
-    target, drafter = one.build(path, tensors, geometry, dtype, device, own)
+    native = _native(files, one, kernels, device)
+    target, drafter = one.build(path, tensors, geometry, dtype, device, own, native)
     if files.mtp is not None and "drafter" in uses:
         c = load_head_config(files.mtp / "config.json")
         w = assemble_head(c, load(files.mtp, head_specs(c), dtype, device))
         embed, head = (tensors[name] for name in one.matrices(path))
-        drafter = MtpHeadDrafter(c, w, embed, head, geometry, dtype, device)
+        if native:
+            drafter = NativeMtpHeadDrafter(c, w, embed, head, geometry, dtype)
+        else:
+            drafter = MtpHeadDrafter(c, w, embed, head, geometry, dtype, device)
     return Loaded(read_shape(files), target, drafter, geometry, dtype, device)

@@ -55,10 +55,15 @@ template <class W, int M, int N, class Done>
 static inline void multiply_block(const W* w, int64_t in, const W* x, int64_t stride, int64_t row, int64_t block, Done done) {
     f32x16 acc[N][M] = {};
     const int64_t size = in * LANES;
-    for (int64_t k = 0; k < in; k += channels_per_step<W>)
-        for (int n = 0; n < N; n++)
-            for (int m = 0; m < M; m++)
-                acc[n][m] = dot_step(acc[n][m], w + (block + n) * size + k * LANES, x + m * stride + k);
+    const W* at = w + block * size;
+    for (int64_t k = 0; k < in; k += channels_per_step<W>) {
+        i32x16 weights[N];
+        for (int n = 0; n < N; n++) std::memcpy(&weights[n], at + n * size + k * LANES, 64);
+        for (int m = 0; m < M; m++) {
+            i32x16 value = broadcast_step(x + m * stride + k);
+            for (int n = 0; n < N; n++) acc[n][m] = dot_step<W>(acc[n][m], weights[n], value);
+        }
+    }
     for (int n = 0; n < N; n++)
         for (int m = 0; m < M; m++) done(row + m, block + n, acc[n][m]);
 }
@@ -115,6 +120,10 @@ static int64_t cache_row(const Call& c, int64_t slot, int64_t position) {
     return page < 0 ? -1 : page * s.page_size + position % s.page_size;
 }
 
+static int64_t first_seen(const Stack& s, int64_t position) {
+    return s.window && position >= s.window ? position - s.window + 1 : 0;
+}
+
 template <class W>
 struct Work {  // the call's scratch memory, by part
     float *x, *qkv, *scores;
@@ -123,11 +132,13 @@ struct Work {  // the call's scratch memory, by part
     static int64_t width(const Stack& s) {  // of a row of query, key and value, or of gate and up
         return std::max(align16((s.heads + 2 * s.kv_heads) * s.head_dim), 2 * align16(s.inner));
     }
+    float* turns;     // per row: cosines, then sines
+    int32_t* places;  // per row: the cache row of each position that it sees
     static int64_t bytes(const Stack& s, int64_t rows, int64_t max_len, int threads) {
         int64_t q = s.heads * s.head_dim;
-        int64_t floats = rows * (align16(s.hidden) + width(s)) + threads * align16(max_len);
+        int64_t floats = rows * (align16(s.hidden) + width(s) + align16(s.head_dim)) + threads * align16(max_len);
         int64_t values = rows * (std::max(2 * s.hidden, q) + q + align16(s.inner)) + 256;
-        return floats * 4 + values * int64_t(sizeof(W)) + rows * 8 + 1024;
+        return floats * 4 + values * int64_t(sizeof(W)) + rows * 8 + rows * align16(max_len) * 4 + 1024;
     }
     Work(const Call& c, int threads) {
         const Stack& s = *c.s;
@@ -135,14 +146,33 @@ struct Work {  // the call's scratch memory, by part
         wide = width(s);
         x = c.work;
         qkv = x + c.rows * align16(s.hidden);
-        scores = qkv + c.rows * wide;
-        index = reinterpret_cast<int64_t*>(scores + threads * align16(c.max_len));
+        turns = qkv + c.rows * wide;
+        scores = turns + c.rows * align16(s.head_dim);
+        places = reinterpret_cast<int32_t*>(scores + threads * align16(c.max_len));
+        index = reinterpret_cast<int64_t*>(places + c.rows * align16(c.max_len));
         normed = reinterpret_cast<W*>(index + c.rows);
         attended = normed + c.rows * std::max(2 * s.hidden, q);
         inner = attended + c.rows * q;
-        real = 0;
+        real = 0;  // every thread finds the same, so none has to be told
         for (int64_t r = 0; r < c.rows; r++)
-            if (c.positions[r] >= 0 && c.slots[r] >= 0) index[real++] = r;
+            if (c.positions[r] >= 0 && c.slots[r] >= 0) real++;
+    }
+    // Fill what is shared: which rows are real, where they look, how they are turned.
+    void prepare(const Call& c) {
+        const Stack& s = *c.s;
+        int64_t n = 0;
+        for (int64_t r = 0; r < c.rows; r++)
+            if (c.positions[r] >= 0 && c.slots[r] >= 0) index[n++] = r;
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t row = index[i], last = c.positions[row], half = s.head_dim / 2;
+            int32_t* to = places + i * align16(c.max_len);
+            for (int64_t p = first_seen(s, last); p <= last; p++) *to++ = int32_t(cache_row(c, c.slots[row], p));
+            float* turn = turns + i * align16(s.head_dim);
+            for (int64_t j = 0; j < half; j++) {
+                float angle = float(last) * s.freqs[j];
+                turn[j] = std::cos(angle) * s.rope_scale, turn[half + j] = std::sin(angle) * s.rope_scale;
+            }
+        }
     }
 };
 
@@ -184,26 +214,23 @@ static void place_head(const Stack& s, float* head, const float* norm, const flo
     }
 }
 
-// Attention of one row and one query head over its positions; ``score`` has room for all of them.
-template <class W>
-static void attend(const Call& c, const Layer& l, int64_t row, int64_t h, const float* q, float* score, W* out) {
+// Attention of one row and one query head over the ``n`` positions at ``places``; ``score`` has room for all of them.
+// C is head_dim / 16.
+template <class W, int C>
+static void attend(const Call& c, const Layer& l, const int32_t* places, int64_t n, int64_t h, const float* q, float* score, W* out) {
     const Stack& s = *c.s;
-    const int64_t d = s.head_dim, kv = s.kv_heads * d, at = (h / (s.heads / s.kv_heads)) * d;
-    const int64_t last = c.positions[row], slot = c.slots[row];
-    const int64_t first = s.window && last >= s.window ? last - s.window + 1 : 0, n = last - first + 1;
+    const int64_t d = C * 16, kv = s.kv_heads * d, at = (h / (s.heads / s.kv_heads)) * d;
     const W *keys = static_cast<const W*>(l.keys) + at, *values = static_cast<const W*>(l.values) + at;
     const float scale = 1.0f / std::sqrt(float(d));
     float most = -INFINITY;
+    f32x16 query[C];
+    for (int i = 0; i < C; i++) query[i] = load16(q + i * 16);
     for (int64_t p = 0; p < n; p++) {
-        int64_t from = cache_row(c, slot, first + p);
-        if (from < 0) { score[p] = -INFINITY; continue; }
-        const W* k = keys + from * kv;
-        f32x16 sum = {};
-        float rest = 0;
-        int64_t i = 0;
-        for (; i + 16 <= d; i += 16) sum += load16(q + i) * load16(k + i);
-        for (; i < d; i++) rest += q[i] * to_float(k[i]);
-        score[p] = (sum16(sum) + rest) * scale;
+        if (places[p] < 0) { score[p] = -INFINITY; continue; }
+        const W* k = keys + places[p] * kv;
+        f32x16 sum = query[0] * load16(k);
+        for (int i = 1; i < C; i++) sum += query[i] * load16(k + i * 16);
+        score[p] = sum16(sum) * scale;
         most = std::max(most, score[p]);
     }
     for (int64_t p = n; p < align16(n); p++) score[p] = -INFINITY;
@@ -214,22 +241,28 @@ static void attend(const Call& c, const Layer& l, int64_t row, int64_t h, const 
         total += e;
     }
     const float norm = 1.0f / sum16(total);
-    int64_t i = 0;
-    for (; i + 16 <= d; i += 16) {
-        f32x16 sum = {};
-        for (int64_t p = 0; p < n; p++) {
-            int64_t from = cache_row(c, slot, first + p);
-            if (from >= 0) sum += load16(values + from * kv + i) * score[p];
-        }
-        for (int j = 0; j < 16; j++) store(out + i + j, sum[j] * norm);
+    f32x16 sum[C] = {};
+    for (int64_t p = 0; p < n; p++) {
+        if (places[p] < 0) continue;
+        const W* v = values + places[p] * kv;
+        for (int i = 0; i < C; i++) sum[i] += load16(v + i * 16) * score[p];
     }
-    for (; i < d; i++) {
-        float sum = 0;
-        for (int64_t p = 0; p < n; p++) {
-            int64_t from = cache_row(c, slot, first + p);
-            if (from >= 0) sum += to_float(values[from * kv + i]) * score[p];
-        }
-        store(out + i, sum * norm);
+    for (int i = 0; i < C; i++)
+        for (int j = 0; j < 16; j++) store(out + i * 16 + j, sum[i][j] * norm);
+}
+
+template <class W>
+static auto attend_for(int64_t head_dim) {
+    switch (head_dim) {
+        case 16: return attend<W, 1>;
+        case 32: return attend<W, 2>;
+        case 48: return attend<W, 3>;
+        case 64: return attend<W, 4>;
+        case 80: return attend<W, 5>;
+        case 96: return attend<W, 6>;
+        case 112: return attend<W, 7>;
+        case 128: return attend<W, 8>;
+        default: return attend<W, 16>;  // 256; what else there is, decoder.py refuses
     }
 }
 
@@ -245,20 +278,15 @@ static void layer(const Call& c, const Layer& l, Work<W>& w, int rank, int size,
         store16(w.qkv + r * qw + b * LANES, with_bias(v, l.qkv_bias, b));
     });
     barrier.wait();
-    float turn[1024];
     for (int64_t i = rank; i < w.real; i += size) {
-        const int64_t row = w.index[i], half = hd / 2;
+        const float* turn = w.turns + i * align16(hd);
         float* mineq = w.qkv + i * qw;
-        for (int64_t j = 0; j < half; j++) {
-            float angle = float(c.positions[row]) * s.freqs[j];
-            turn[j] = std::cos(angle) * s.rope_scale, turn[half + j] = std::sin(angle) * s.rope_scale;
-        }
         for (int64_t h = 0; h < s.heads; h++) {
-            W rounded[512];
+            W rounded[256];
             place_head(s, mineq + h * hd, l.q_norm, turn, rounded);
             for (int64_t j = 0; j < hd; j++) mineq[h * hd + j] = to_float(rounded[j]);
         }
-        int64_t to = cache_row(c, c.slots[row], c.positions[row]);
+        const int64_t row = w.index[i], to = cache_row(c, c.slots[row], c.positions[row]);
         if (to < 0) continue;
         for (int64_t h = 0; h < s.kv_heads; h++)
             place_head(s, mineq + q + h * hd, l.k_norm, turn, static_cast<W*>(l.keys) + to * kv + h * hd);
@@ -266,9 +294,12 @@ static void layer(const Call& c, const Layer& l, Work<W>& w, int rank, int size,
     }
     barrier.wait();
     float* score = w.scores + rank * align16(c.max_len);
+    const auto attend_one = attend_for<W>(hd);
     for (int64_t item = rank; item < w.real * s.heads; item += size) {
-        int64_t i = item / s.heads, h = item % s.heads;
-        attend<W>(c, l, w.index[i], h, w.qkv + i * qw + h * hd, score, w.attended + i * q + h * hd);
+        const int64_t i = item / s.heads, h = item % s.heads, last = c.positions[w.index[i]];
+        const int32_t* places = w.places + i * align16(c.max_len);
+        attend_one(c, l, places, last - first_seen(s, last) + 1, h, w.qkv + i * qw + h * hd, score,
+                   w.attended + i * q + h * hd);
     }
     barrier.wait();
     auto add = [&](const float* bias) {
@@ -304,6 +335,7 @@ static void stack_job(void* what, int rank, int size, Barrier& barrier) {
     const Call& c = *static_cast<const Call*>(what);
     const int64_t d = c.s->hidden, xw = align16(d);
     Work<W> w(c, size);
+    if (rank == 0) w.prepare(c);
     barrier.wait();
     start<W>(c, w, rank, size, barrier);
     for (int64_t i = 0; i < c.s->num_layers; i++) layer<W>(c, c.s->layers[i], w, rank, size, barrier);

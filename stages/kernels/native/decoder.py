@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftline.graph.errors import ModelError
+
 from .build import library
 
 _LANES = 16
@@ -80,6 +82,14 @@ class Sizes:
     window: int = 0
 
 
+HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 256)
+
+
+def fits(head_dim: int) -> bool:
+    """Whether there is a kernel for heads of this width."""
+    return head_dim in HEAD_DIMS
+
+
 def pack(w: Tensor) -> Tensor:
     """w [out, in] (bf16 or float32) in blocks of sixteen outputs; rows that fill up the last block are zero."""
     out, into = w.shape
@@ -121,6 +131,8 @@ class DecoderStack:
         mix: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> None:
         """``embed`` [V, D]; ``freqs`` [head_dim/2]; ``mix``: enorm, hnorm and eh_proj of an MTP head."""
+        if not fits(sizes.head_dim):
+            raise ModelError(f"native kernels: head_dim is {sizes.head_dim}; {HEAD_DIMS} are served")
         self._lib, self._bf16 = library(), embed.dtype == torch.bfloat16
         self._kept: list[Tensor] = []  # what the C structures point at
         records = (_Layer * len(layers))(*(self._layer(sizes, m) for m in layers))

@@ -45,11 +45,10 @@ static inline void store16(float* p, f32x16 v) { std::memcpy(p, &v, 64); }
 
 // Sum of the lanes, always in the same order.
 static inline float sum16(f32x16 v) {
-    float a[16];
-    std::memcpy(a, &v, 64);
-    for (int n = 8; n; n /= 2)
-        for (int i = 0; i < n; i++) a[i] += a[i + n];
-    return a[0];
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return v[0] + v[1];
 }
 
 // exp to 2 ulp or so: e^x = 2^n e^r with |r| <= ln2/2 and a polynomial (Cephes' coefficients). Below -87 it is 0.
@@ -71,27 +70,27 @@ static inline f32x16 exp16(f32x16 x) {
     return x < -87.0f ? f32x16{} : y;
 }
 
-// One step of a dot product: sixteen outputs, two channels (bf16) or one (float). ``w`` is packed, see pack().
+// One step of a dot product: sixteen outputs, two channels (bf16) or one (float), as sixteen packed words (see pack()).
+static inline i32x16 broadcast_step(const void* x) {
+    int32_t word;
+    std::memcpy(&word, x, 4);
+    return i32x16{} + word;
+}
+template <class W> static inline f32x16 dot_step(f32x16 acc, i32x16 w, i32x16 x);
+template <> inline f32x16 dot_step<bf16>(f32x16 acc, i32x16 w, i32x16 x) {
 #ifdef __AVX512BF16__
-static inline f32x16 dot_step(f32x16 acc, const bf16* w, const bf16* x) {
-    int32_t pair;
-    std::memcpy(&pair, x, 4);
-    return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(pair));
-}
+    return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)x);
 #else
-static inline f32x16 dot_step(f32x16 acc, const bf16* w, const bf16* x) {
-    i32x16 both;
-    std::memcpy(&both, w, 64);
-    acc += (f32x16)(both << 16) * to_float(x[0]);
-    return acc + (f32x16)(both & int32_t(0xffff0000)) * to_float(x[1]);
-}
+    acc += (f32x16)(w << 16) * (f32x16)(x << 16);
+    return acc + (f32x16)(w & int32_t(0xffff0000)) * (f32x16)(x & int32_t(0xffff0000));
 #endif
+}
+template <> inline f32x16 dot_step<float>(f32x16 acc, i32x16 w, i32x16 x) {
 #ifdef __AVX512F__
-static inline f32x16 dot_step(f32x16 acc, const float* w, const float* x) {
-    return (f32x16)_mm512_fmadd_ps(_mm512_loadu_ps(w), _mm512_set1_ps(x[0]), (__m512)acc);
-}
+    return (f32x16)_mm512_fmadd_ps((__m512)w, (__m512)x, (__m512)acc);
 #else
-static inline f32x16 dot_step(f32x16 acc, const float* w, const float* x) { return acc + load16(w) * x[0]; }
+    return acc + (f32x16)w * (f32x16)x;
 #endif
+}
 
 template <class W> constexpr int channels_per_step = sizeof(W) == 2 ? 2 : 1;

@@ -37,6 +37,7 @@ def _build(
     dtype: torch.dtype,
     device: torch.device,
     uses: Collection[str],
+    native: bool,
 ) -> tuple[Target | None, Drafter | None]:
     c = load_config(path)
     w = assemble(c, tensors)

@@ -199,6 +199,10 @@ class DeepseekV4Target:
         """Streams [R, H, D] to float32 logits [R, V]."""
         return block.logits(self.config, self.weights.head, self.weights.hc_head, self.weights.norm, streams)
 
+    def greedy(self, streams: Tensor) -> Tensor:
+        """The likeliest token of each row [R]."""
+        return self.logits(streams).argmax(-1)
+
 
 class DeepseekV4Drafter:
     """The MTP block with its own ring; shares embedding and head with the target."""

@@ -13,6 +13,7 @@ from draftline.stages.models.core import Drafter, Family, Shape, Target
 
 from .config import MODEL_TYPES, Config, load_config
 from .model import LlamaTarget, cache_bytes
+from .native import NativeLlamaTarget
 from .weights import assemble, optional_names, output_names, tensor_specs
 
 
@@ -37,9 +38,15 @@ def _build(
     dtype: torch.dtype,
     device: torch.device,
     uses: Collection[str],
+    native: bool,
 ) -> tuple[Target | None, Drafter | None]:
+    if "target" not in uses:
+        return None, None
     c = load_config(path)
-    return LlamaTarget(c, assemble(c, tensors), geometry, dtype, device) if "target" in uses else None, None
+    w = assemble(c, tensors)
+    if native:
+        return NativeLlamaTarget(c, w, geometry, dtype), None
+    return LlamaTarget(c, w, geometry, dtype, device), None
 
 
 FAMILY = Family(
@@ -48,5 +55,6 @@ FAMILY = Family(
     specs=lambda path: (tensor_specs(c := load_config(path)), optional_names(c)),
     cache_bytes=lambda path, geometry, dtype: cache_bytes(load_config(path), geometry, dtype),
     build=_build,
+    native_heads=lambda path: load_config(path).head_dim,
     matrices=lambda path: output_names(load_config(path)),
 )

@@ -91,6 +91,10 @@ class LlamaTarget:
         """Hidden states [R, 1, D] to float32 logits [R, V]."""
         return block.head(self.config, self.weights.norm, self.weights.head, streams.squeeze(1))
 
+    def greedy(self, streams: Tensor) -> Tensor:
+        """The likeliest token of each row [R]."""
+        return self.logits(streams).argmax(-1)
+
 
 def _layer(
     c: Config, w: LayerWeights, own: KeyValueCache, index: PositionIndex, x: Tensor, cos: Tensor, sin: Tensor
