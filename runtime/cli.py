@@ -68,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     ):
         p.add_argument(flag, metavar="N", help=meaning)
     p.add_argument("--dtype", choices=["fp32", "bf16"])
-    p.add_argument("--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch")
+    p.add_argument(
+        "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
+    )
     p.add_argument("--runtime", choices=list(RUNTIMES), help="inline: this process; zmq: a process per device")
     p.add_argument("--threads", metavar="N", help="threads of each process that computes; 0: by the model's size")
     p.add_argument("--replicas", metavar="N", help="groups of workers, each with caches of its own")
@@ -166,7 +168,13 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
         raise UsageError(
             f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
-    wishes: dict[str, Any] = {"model": args.model, "mtp": args.mtp, "kernels": args.kernels, "dtype": args.dtype, "num_speculative_tokens": k}
+    wishes: dict[str, Any] = {
+        "model": args.model,
+        "mtp": args.mtp,
+        "kernels": args.kernels,
+        "dtype": args.dtype,
+        "num_speculative_tokens": k,
+    }
     wishes |= {"runtime": args.runtime, "overlap": args.overlap}
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)

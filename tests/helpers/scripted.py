@@ -48,7 +48,6 @@ class Scripted:
                 out[i, self.next_token(token, position) % self.vocab_size] = 1
         return out
 
-
     def greedy(self, streams: Tensor) -> Tensor:
         return self.logits(streams).argmax(-1)
 

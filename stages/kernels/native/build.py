@@ -38,7 +38,9 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         lines = []
-    return "\n".join(next((line for line in lines if line.startswith(key)), "") for key in ("model", "flags", "Features"))
+    return "\n".join(
+        next((line for line in lines if line.startswith(key)), "") for key in ("model", "flags", "Features")
+    )
 
 
 def _key(cxx: str) -> str:
@@ -53,7 +55,9 @@ def library() -> ctypes.CDLL:
     """The compiled kernels. Raises CapacityError where there is no compiler, or it fails."""
     cxx = compiler()
     if cxx is None:
-        raise CapacityError("native kernels need a C++ compiler (g++ or clang++, or $CXX); --kernels reference needs none")
+        raise CapacityError(
+            "native kernels need a C++ compiler (g++ or clang++, or $CXX); --kernels reference needs none"
+        )
     path = cache_root() / "kernels" / f"{_key(cxx)}.so"
     if not path.exists():
         _compile(cxx, path)

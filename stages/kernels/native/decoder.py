@@ -22,9 +22,22 @@ _LANES = 16
 class _Layer(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p)
-        for name in (
-            "attn_norm qkv qkv_bias q_norm k_norm o o_bias ffn_norm gate_up gate_up_bias down down_bias keys values"
-        ).split()
+        for name in [
+            "attn_norm",
+            "qkv",
+            "qkv_bias",
+            "q_norm",
+            "k_norm",
+            "o",
+            "o_bias",
+            "ffn_norm",
+            "gate_up",
+            "gate_up_bias",
+            "down",
+            "down_bias",
+            "keys",
+            "values",
+        ]
     ]
 
 
@@ -33,9 +46,18 @@ class _Stack(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("layers", "embed", "enorm", "hnorm", "eh_proj", "freqs")),
         *(
             (name, ctypes.c_int64)
-            for name in (
-                "num_layers hidden inner heads kv_heads head_dim page_size pages_per_slot ring window"
-            ).split()
+            for name in [
+                "num_layers",
+                "hidden",
+                "inner",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "page_size",
+                "pages_per_slot",
+                "ring",
+                "window",
+            ]
         ),
         ("eps", ctypes.c_float),
         ("rope_scale", ctypes.c_float),

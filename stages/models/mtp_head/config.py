@@ -50,7 +50,9 @@ def load_head_config(path: Path) -> HeadConfig:
         raise ConfigError(f"{path}: " + "; ".join(lines)) from None
     layer = parse_config(keys.layer, f"{path}, layer")
     if keys.draft_vocab_size > layer.vocab_size:
-        raise ConfigError(f"{path}: draft_vocab_size={keys.draft_vocab_size} is more than vocab_size={layer.vocab_size}")
+        raise ConfigError(
+            f"{path}: draft_vocab_size={keys.draft_vocab_size} is more than vocab_size={layer.vocab_size}"
+        )
     return HeadConfig(keys.target, keys.sliding_window, keys.draft_vocab_size, layer)
 
 
