@@ -168,14 +168,8 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
         raise UsageError(
             f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
-    wishes: dict[str, Any] = {
-        "model": args.model,
-        "mtp": args.mtp,
-        "kernels": args.kernels,
-        "dtype": args.dtype,
-        "num_speculative_tokens": k,
-    }
-    wishes |= {"runtime": args.runtime, "overlap": args.overlap}
+    wishes: dict[str, Any] = {"num_speculative_tokens": k}
+    wishes |= {name: getattr(args, name) for name in ("model", "mtp", "kernels", "dtype", "runtime", "overlap")}
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)
     for name in ("stage_timeout", "start_timeout"):

@@ -153,7 +153,8 @@ def check_memory(model: str, mtp: str, sizes: Sizes, replicas: int) -> None:
 
 
 def load(model: str, mtp: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
-    """Read the weights of the model and its MTP head and allocate the caches of what is used. Raises ModelError and CapacityError."""
+    """Read the weights of the model and its MTP head and allocate the caches of what is used. Raises ModelError and
+    CapacityError."""
     try:
         return load_model(
             locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses, sizes.kernels

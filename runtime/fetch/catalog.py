@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Source:
-    """A GGUF inside a wheel: ``requirement`` for the package index, the file's ``sha256``, and what people should know."""
+    """A GGUF inside a wheel: ``requirement`` for the package index, the file's ``sha256``, and what people should
+    know."""
 
     requirement: str
     wheel: str

@@ -1,7 +1,7 @@
 """A GGUF of a Llama-style model, dequantised once into a Hugging Face folder in bf16.
 
-Knows: GGUF's names and its order of rotary channels. Does not know: where the file came from. The ``gguf`` package reads
-and dequantises.
+Knows: GGUF's names and its order of rotary channels. Does not know: where the file came from. The ``gguf`` package
+reads and dequantises.
 """
 
 from __future__ import annotations

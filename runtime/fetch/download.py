@@ -57,7 +57,8 @@ def gguf_of(file: Path, source: Source, folder: Path) -> Path:
         found = digest(data)
     if found != source.sha256:
         raise ModelError(
-            f"{file}: its GGUF has SHA-256 {found}, wanted {source.sha256}: truncated, tampered with, or another version"
+            f"{file}: its GGUF has SHA-256 {found}, wanted {source.sha256}: truncated, tampered with,"
+            " or another version"
         )
     return target
 

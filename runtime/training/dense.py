@@ -41,13 +41,14 @@ class Writer:
         self._keys = [torch.zeros(shape, dtype=w.embed.dtype) for _ in w.layers]
         self._values = [torch.zeros_like(k) for k in self._keys]
         self._table = block.rope_table(c)
+        self.ends = frozenset(c.eos_token_ids)
 
     def write(
         self, prompts: Sequence[Sequence[int]], temperatures: Tensor, new: int, generator: torch.Generator
     ) -> list[list[int]]:
         """Prompts and up to ``new`` tokens each; a text ends behind an end-of-sequence token. ``temperatures`` [B]: 0
         takes the likeliest token, else one of the 50 likeliest is drawn."""
-        b, ends = self._batch, set(self._c.eos_token_ids)
+        b, ends = self._batch, self.ends
         out, lengths = [list(p) for p in prompts], torch.tensor([len(p) for p in prompts])
         wide = int(lengths.max())
         ids = torch.zeros(b, wide, dtype=torch.long)

@@ -1,11 +1,12 @@
 """The MTP head unrolled to depth over whole sequences, and its loss.
 
-Knows: which key each row of each pass sees while drafting, so that training sees what drafting sees. Does not know: data,
-steps, files.
+Knows: which key each row of each pass sees while drafting, so that training sees what drafting sees. Does not know:
+data, steps, files.
 
 Row j of pass 0 is the head at position j with the target's hidden state; row j of pass k has the head's own output of
-pass k-1 at j-1, as when drafting began at j-k. So it sees pass 0 up to j-k and pass m at j-k+m (training-time test, Li et
-al. 2025, arXiv:2503.01840, applied to DeepSeek V3's module). Every pass at row j predicts what the target says at j+1.
+pass k-1 at j-1, as when drafting began at j-k. So it sees pass 0 up to j-k and pass m at j-k+m (training-time test, Li
+et al. 2025, arXiv:2503.01840, applied to DeepSeek V3's module). Every pass at row j predicts what the target says at
+j+1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def shift(x: Tensor, by: int) -> Tensor:
 def unroll(c: HeadConfig, w: HeadWeights, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
     """The head's outputs [B, L, D] of passes 0 … depth-1. ``embedded`` [B, L, D]: the token *after* each position;
     ``hidden`` [B, L, D]: the target's hidden state at each position."""
-    b, length, _ = embedded.shape
+    length = embedded.shape[1]
     at = torch.arange(length)
     cos, sin = block.angles(at, block.rope_table(c.layer))
     keys: list[Tensor] = []

@@ -29,6 +29,7 @@ from draftline.stages.models.mtp_head.config import HeadConfig
 from draftline.stages.models.mtp_head.weights import HeadWeights, assemble_head, head_specs
 
 from .dense import hidden_states
+from .distil import HELD_OUT
 from .head import losses, unroll
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -38,7 +39,8 @@ MICRO = 4
 
 @dataclass(frozen=True)
 class Recipe:
-    """``depth``: passes. ``batch``: texts per step. ``decay``: weight of each pass's loss relative to the one before."""
+    """``depth``: passes. ``batch``: texts per step. ``decay``: weight of each pass's loss relative to the one
+    before."""
 
     steps: int
     depth: int = 4
@@ -81,7 +83,7 @@ def initial(c: HeadConfig, target: tuple[Config, Weights], seed: int) -> dict[st
 
 def batches(shards: Sequence[Path], recipe: Recipe, start: int) -> Iterator[tuple[Tensor, Tensor]]:
     """(tokens [B, L], lengths [B]) from step ``start`` on, for ever; each epoch in an order of its own."""
-    counts = [_rows(path) // recipe.batch for path in shards]
+    counts = [(_rows(path) - HELD_OUT) // recipe.batch for path in shards]
     total = sum(counts)
     if not total:
         raise UsageError(f"{len(shards)} shards hold no whole batch of {recipe.batch} texts; lower --batch")

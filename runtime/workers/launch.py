@@ -41,10 +41,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Launch:
-    """``model``: name or folder; ``mtp``: of an MTP head, or empty. ``load``: makes the model in place of reading ``model`` (``sizes`` → Loaded).
-    ``transport``: ``ipc``, or ``tcp://HOST``, which needs ``curve_keys``. ``directory``: where the run directory is
-    made; None: the system's place for temporary files. ``threads``: of each worker; 0: by the
-    ``nbytes`` of the model's weights, see ``threads.py``."""
+    """``model``: name or folder; ``mtp``: of an MTP head, or empty. ``load``: makes the model in place of reading
+    ``model`` (``sizes`` → Loaded). ``transport``: ``ipc``, or ``tcp://HOST``, which needs ``curve_keys``.
+    ``directory``: where the run directory is made; None: the system's place for temporary files. ``threads``: of each
+    worker; 0: by the ``nbytes`` of the model's weights, see ``threads.py``."""
 
     model: str
     sizes: Sizes

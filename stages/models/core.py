@@ -52,8 +52,8 @@ class Drafter(Protocol):
         to the drafter's streams [R, H, D]."""
 
     def logits(self, streams: Tensor) -> Tensor:
-        """The drafter's streams [R, H, D] to float32 logits [R, V] of the token two after the position; [R, V'] where it
-        drafts from a vocabulary of its own."""
+        """The drafter's streams [R, H, D] to float32 logits [R, V] of the token two after the position; [R, V'] where
+        it drafts from a vocabulary of its own."""
 
     def greedy(self, streams: Tensor) -> Tensor:
         """The drafter's streams [R, H, D] to its likeliest token of each row [R] int64, in the target's numbering."""
@@ -105,9 +105,9 @@ class Family:
     """How models of some ``model_types`` are read, from the path of their config.json; all raise ConfigError.
 
     ``specs``: the tensors that must be there, and the names that may be there besides. ``build``: those tensors to
-    the target and the drafter, of which only what is used is made; the last argument says whether on native kernels, which
-    are only asked for where ``native_heads`` says that there are any. ``matrices``: names of the embedding and the output
-    matrix [V, D]."""
+    the target and the drafter, of which only what is used is made; the last argument says whether on native kernels,
+    which are only asked for where ``native_heads`` says that there are any. ``matrices``: names of the embedding and
+    the output matrix [V, D]."""
 
     model_types: tuple[str, ...]
     shape: Callable[[Path], Shape]

@@ -5,6 +5,7 @@ Knows: folders and names. Does not know: what is in a model. Nothing here speaks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -48,10 +49,8 @@ def fetched_names() -> list[str]:
 
 def _snapshots(folder: Path) -> Iterator[Path]:
     """The snapshots of a hub cache folder ``models--org--name``: the one of ``refs/main`` first, then the newest."""
-    try:
+    with contextlib.suppress(OSError):
         yield folder / "snapshots" / (folder / "refs" / "main").read_text("utf-8").strip()
-    except OSError:
-        pass
     yield from sorted((folder / "snapshots").glob("*"), key=lambda p: p.stat().st_mtime, reverse=True)
 
 

@@ -53,8 +53,11 @@ def family(path: Path) -> Family:
 def locate(model: str, mtp: str = "") -> ModelFiles:
     """The files of a model's name or folder, with the MTP head in ``mtp``, the one that comes with the package for a
     model of that name, or none. Raises ModelError."""
-    head = resolve_head(mtp) if mtp else PACKAGED_HEADS / model
-    return ModelFiles(resolve(model), head if (head / "config.json").is_file() else None)
+    if mtp:
+        return ModelFiles(resolve(model), resolve_head(mtp))
+    head = PACKAGED_HEADS / Path(model).name
+    packaged = Path(model).name == model and (head / "config.json").is_file()
+    return ModelFiles(resolve(model), head if packaged else None)
 
 
 def read_shape(files: ModelFiles) -> Shape:

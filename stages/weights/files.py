@@ -56,8 +56,8 @@ def _open(path: Path) -> safe_open:
 def check(
     directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, optional: Collection[str] = ()
 ) -> dict[str, Path]:
-    """Name of each wanted tensor → file, having read only the files' headers. Tensors named in ``optional`` may be there
-    and are not looked at.
+    """Name of each wanted tensor → file, having read only the files' headers. Tensors named in ``optional`` may be
+    there and are not looked at.
 
     Raises one WeightsError that lists all missing, extra, mis-shaped and wrongly typed tensors by name and file.
     """

@@ -88,7 +88,7 @@ BAD = [
     (["--graph", "mpt.yaml"], "mpt.yaml: no such file, and no packaged graph of that name; did you mean 'mtp.yaml'"),
     (
         ["--model", "tiny-v5"],
-        "model 'tiny-v5': no such folder, and no packaged model of that name; did you mean 'tiny-v4'",
+        "model 'tiny-v5': no such folder, and no packaged or fetched model of that name; did you mean 'tiny-v4'",
     ),
     (["--model", "."], "model '.': the folder has no config.json"),
     (["--tile", "0"], "--tile is '0'; an integer of 1 or more"),

@@ -215,8 +215,8 @@ class DecoderStack:
         )
 
     def run(self, tokens: Tensor, positions: Tensor, slots: Tensor, pages: Tensor, hidden: Tensor | None) -> Tensor:
-        """tokens, positions and slots [R] int64 (-1 in the latter two: a pad row), pages [N, G] int64, ``hidden`` [R, D]
-        for a stack with a mix, to hidden states [R, D]; zeros for pad rows."""
+        """tokens, positions and slots [R] int64 (-1 in the latter two: a pad row), pages [N, G] int64, ``hidden`` [R,
+        D] for a stack with a mix, to hidden states [R, D]; zeros for pad rows."""
         rows, threads = len(tokens), torch.get_num_threads()
         out = torch.zeros(rows, self._sizes.hidden, dtype=torch.bfloat16 if self._bf16 else torch.float32)
         if (rows, threads) not in self._work:

@@ -32,7 +32,8 @@ class KeyValueCache:
 
 @dataclass(frozen=True)
 class PositionIndex:
-    """Cache rows of a call: where each row writes [R], and what it reads [R, L], position 0 first, -1 beyond its own."""
+    """Cache rows of a call: where each row writes [R], and what it reads [R, L], position 0 first, -1 beyond its
+    own."""
 
     write: Tensor
     read: Tensor

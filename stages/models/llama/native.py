@@ -1,7 +1,7 @@
 """A Llama-style target on the C++ decoder stack: the same contract as ``model.LlamaTarget``, the same caches.
 
-Knows: how this family's weights go to the stack. Does not know: what the stack does. Residual sums stay in float32 here,
-so in bf16 its logits differ from the reference's by rounding; in float32 they agree to 1e-4 (a test).
+Knows: how this family's weights go to the stack. Does not know: what the stack does. Residual sums stay in float32
+here, so in bf16 its logits differ from the reference's by rounding; in float32 they agree to 1e-4 (a test).
 """
 
 from __future__ import annotations

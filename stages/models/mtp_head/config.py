@@ -41,7 +41,7 @@ def load_head_config(path: Path) -> HeadConfig:
     raw = read_json(path)
     if raw.get("model_type") != MODEL_TYPE:
         raise ConfigError(
-            f"{path}: model_type is {raw.get('model_type')!r}; an MTP head has {MODEL_TYPE!r} (a target goes to --model)"
+            f"{path}: model_type is {raw.get('model_type')!r}; an MTP head has {MODEL_TYPE!r}, a target is for --model"
         )
     try:
         keys = _Keys.model_validate(raw)
