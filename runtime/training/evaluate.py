@@ -39,8 +39,8 @@ def acceptance(
     steps, tokens = sum(o.counts.steps for o in outputs), sum(o.counts.tokens for o in outputs)
     accepted, proposed = ([0] * k for _ in range(2))
     for o in outputs:
-        for i, (a, p) in enumerate(zip(o.counts.accepted, o.counts.proposed, strict=True)):
-            accepted[i] += a
-            proposed[i] += p
+        for counts, total in ((o.counts.accepted, accepted), (o.counts.proposed, proposed)):
+            for i, n in enumerate(counts):
+                total[i] += n
     shares = tuple(a / p if p else 0.0 for a, p in zip(accepted, proposed, strict=True))
     return Acceptance(len(outputs), tokens, tokens / max(steps, 1), shares)

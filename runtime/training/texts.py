@@ -41,8 +41,9 @@ def sources(paths: Sequence[Path]) -> list[Path]:
     return sorted(dict.fromkeys(found))
 
 
-def prompts(files: Sequence[Path], text: Text, template: ChatTemplate | None, most: int, seed: int) ->
-Iterator[list[int]]:
+def prompts(
+    files: Sequence[Path], text: Text, template: ChatTemplate | None, most: int, seed: int
+) -> Iterator[list[int]]:
     """Prompts of 8 to ``most`` tokens, for ever: a stretch of a file from the beginning of a line, or a prompt of a
     ``.jsonl`` (``{"prompt": …}``, or ``{"messages": […]}`` for a chat model). Raises UsageError for a bad line."""
     rng = random.Random(seed)
