@@ -180,9 +180,10 @@ def _part(
 
 def _schedule(step: int, recipe: Recipe) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    share = (step - recipe.warmup) / max(recipe.steps - recipe.warmup, 1)
+    warmup = min(recipe.warmup, recipe.steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    share = (step - warmup) / max(recipe.steps - warmup, 1)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * share))
 
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M with its packaged MTP head, as users run it: lossless at every K, on both runtimes, and it is English."""
+"""SmolLM2-135M with its packaged MTP head, as users run it: lossless at every K, on both runtimes."""
 
 from __future__ import annotations
 
@@ -66,9 +66,8 @@ def test_float32_equals_transformers(model):
     for output in outputs:
         ids = torch.tensor([output.prompt])
         with torch.no_grad():
-            told = theirs.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, eos_token_id=-1
-            )
+            options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": -1}
+            told = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)
         assert tuple(told[0, ids.shape[1] :].tolist()) == output.token_ids
 
 

@@ -104,8 +104,8 @@ def test_prompts_of_every_kind(model, tmp_path):
     (tmp_path / "b.jsonl").write_text('{"question": 1}\n')
     with pytest.raises(UsageError, match=r"b\.jsonl:1"):
         next(prompts([tmp_path / "b.jsonl"], text, template, 100, 0))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="endings that are looked for"):
-        (tmp_path / "empty").mkdir()
         sources([tmp_path / "empty"])
 
 
