@@ -17,7 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draftline.graph.errors import DraftlineError, ModelError, UsageError
 from draftline.stages.models import llama
-from draftline.stages.models.llama.config import load_config, parse_config, read_json
+from draftline.stages.models.jsonfile import read_json
+from draftline.stages.models.llama.config import load_config, parse_config
 from draftline.stages.models.llama.weights import assemble, optional_names, tensor_specs
 from draftline.stages.models.mtp_head.config import HeadConfig
 from draftline.stages.models.places import resolve

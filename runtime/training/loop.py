@@ -129,7 +129,7 @@ def train(
     plain = [p for p in parameters.values() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))
-    done = _restore(work / CHECKPOINT, recipe, parameters, optimiser)
+    done = _restore(work / CHECKPOINT, recipe, repr(c), parameters, optimiser)
     output = target[1].head
     matrix = output if vocab is None else output[vocab].contiguous()
     weights = recipe.decay ** torch.arange(recipe.depth)
@@ -150,7 +150,7 @@ def train(
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
         optimiser.step()
         if (step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps:
-            _save(work / CHECKPOINT, step + 1, recipe, parameters, optimiser)
+            _save(work / CHECKPOINT, step + 1, recipe, repr(c), parameters, optimiser)
         listen(Progress(step + 1, float(each @ weights), tuple(agree.tolist())))
     return {n: p.detach() for n, p in parameters.items()}
 
@@ -187,19 +187,19 @@ def _schedule(step: int, recipe: Recipe) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * share))
 
 
-def _save(path: Path, done: int, recipe: Recipe, parameters: dict[str, Tensor], optimiser: Any) -> None:
+def _save(path: Path, done: int, recipe: Recipe, head: str, parameters: dict[str, Tensor], optimiser: Any) -> None:
     """All state in one file, which replaces the one before at once."""
     tensors = {f"p.{n}": p.detach() for n, p in parameters.items()}
     for n, p in parameters.items():
         for key in ("exp_avg", "exp_avg_sq"):
             tensors[f"{key}.{n}"] = optimiser.state[p][key]
-    meta = {"done": str(done), "recipe": json.dumps(asdict(recipe))}
+    meta = {"done": str(done), "recipe": json.dumps(asdict(recipe)), "head": head}
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, metadata=meta)
     os.replace(partial, path)
 
 
-def _restore(path: Path, recipe: Recipe, parameters: dict[str, Tensor], optimiser: Any) -> int:
+def _restore(path: Path, recipe: Recipe, head: str, parameters: dict[str, Tensor], optimiser: Any) -> int:
     """Steps that were done."""
     if not path.exists():
         return 0
@@ -212,9 +212,10 @@ def _restore(path: Path, recipe: Recipe, parameters: dict[str, Tensor], optimise
                     f"{path}: was trained with {f.name}={held.get(f.name)}, now {getattr(recipe, f.name)} is asked for;"
                     " use the same values to go on, or another --work folder to begin anew"
                 )
-        names = set(file.keys())
-        if names != {f"{kind}.{n}" for n in parameters for kind in ("p", "exp_avg", "exp_avg_sq")}:
-            raise UsageError(f"{path}: is of another head; use another --work folder to begin anew")
+        if meta["head"] != head:
+            raise UsageError(
+                f"{path}: is of another head (--model, --window, --draft-vocab); use another --work folder"
+            )
         done = int(meta["done"])
         for n, p in parameters.items():
             with torch.no_grad():

@@ -5,7 +5,6 @@ Knows: which ``model_type`` is read by which module. Does not know: their maths,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from draftline.stages.weights.files import check, load
 
 from . import deepseek_v4, llama
 from .core import Family, Loaded, ModelFiles, Shape
+from .jsonfile import read_json
 from .mtp_head.config import check_fits, load_head_config
 from .mtp_head.model import MtpHeadDrafter, head_cache_bytes
 from .mtp_head.native import NativeMtpHeadDrafter
@@ -36,13 +36,7 @@ FAMILIES: tuple[Family, ...] = (deepseek_v4.FAMILY, llama.FAMILY)
 def family(path: Path) -> Family:
     """The family that reads the model in ``path``, by its config's ``model_type``. Raises ConfigError."""
     where = path / "config.json"
-    try:
-        raw = json.loads(where.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{where}: no such file; a model directory holds config.json") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{where}: not readable as JSON: {error}") from None
-    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    kind = read_json(where).get("model_type")
     for one in FAMILIES:
         if kind in one.model_types:
             return one

@@ -78,6 +78,8 @@ def test_another_run_does_not_take_over_a_checkpoint(model, tmp_path, capsys):
     assert main(flags) == 0
     assert main([*flags, "--lr", "0.5"]) == 2
     assert "lr=0.0015, now 0.5 is asked for" in capsys.readouterr().err
+    assert main([*flags, "--draft-vocab", "400"]) == 2
+    assert "is of another head" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

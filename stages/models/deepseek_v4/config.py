@@ -6,7 +6,6 @@ missing or impossible ones are errors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from draftline.graph.errors import ConfigError
+from draftline.stages.models.jsonfile import read_json
 
 
 class _Yarn(BaseModel):
@@ -171,12 +171,4 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json") -> Config:
 
 def load_config(path: Path) -> Config:
     """Read ``config.json`` at ``path``. Raises ConfigError."""
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; a model directory holds config.json") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a JSON object is expected, not {type(raw).__name__}")
-    return parse_config(raw, str(path))
+    return parse_config(read_json(path), str(path))

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftline.graph.errors import ConfigError
 from draftline.stages.models.core import Shape
-from draftline.stages.models.llama.config import Config, parse_config, read_json
+from draftline.stages.models.jsonfile import read_json
+from draftline.stages.models.llama.config import Config, parse_config
 
 MODEL_TYPE = "draftline_mtp"
 

@@ -1,0 +1,48 @@
+// The last norm and the output matrix: hidden states to logits, or to the best token of each row.
+//
+// Knows: one matrix. Does not know: layers.
+#pragma once
+#include "matmul.h"
+#include "pool.h"
+
+struct HeadCall {
+    const void *x, *matrix;  // x [R, D]; matrix packed [V, D]
+    const float* norm;
+    int64_t rows, hidden, vocab;
+    float eps;
+    float* logits;     // [R, V rounded up to 16], or null
+    int64_t* best;     // [R]
+    void* work;        // [R, D] normed rows, then per thread and row a value and an index
+};
+
+template <class W>
+static void head_job(void* what, int rank, int size, Barrier& barrier) {
+    const HeadCall& c = *static_cast<const HeadCall*>(what);
+    const int64_t d = c.hidden, vw = align16(c.vocab);
+    W* normed = static_cast<W*>(c.work);
+    float* top = reinterpret_cast<float*>(static_cast<char*>(c.work) + (c.rows * d * int64_t(sizeof(W)) + 63) / 64 * 64);
+    int64_t* where = reinterpret_cast<int64_t*>(top + align16(c.rows * size));
+    for (int64_t i = rank; i < c.rows; i += size)
+        rms_norm(static_cast<const W*>(c.x) + i * d, c.norm, d, c.eps, normed + i * d);
+    for (int64_t i = 0; i < c.rows; i++) top[rank * c.rows + i] = -INFINITY, where[rank * c.rows + i] = 0;
+    barrier.wait();
+    Range mine = share(vw / LANES, rank, size);
+    multiply<W>(c.matrix, d, normed, d, c.rows, mine.first, mine.last, [&](int64_t r, int64_t b, f32x16 v) {
+        if (c.logits) store16(c.logits + r * vw + b * LANES, v);
+        float& most = top[rank * c.rows + r];
+        i32x16 above = v > most;
+        int32_t any = 0;
+        for (int j = 0; j < LANES; j++) any |= above[j];
+        if (!any) return;
+        for (int j = 0; j < LANES && b * LANES + j < c.vocab; j++)
+            if (v[j] > most) most = v[j], where[rank * c.rows + r] = b * LANES + j;
+    });
+    barrier.wait();
+    if (rank) return;
+    for (int64_t i = 0; i < c.rows; i++) {  // ranks hold ascending tokens: the first of equals wins
+        int best = 0;
+        for (int t = 1; t < size; t++)
+            if (top[t * c.rows + i] > top[best * c.rows + i]) best = t;
+        c.best[i] = where[best * c.rows + i];
+    }
+}
