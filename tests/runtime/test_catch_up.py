@@ -33,6 +33,9 @@ class Foreseeing:
     def logits(self, streams: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(torch.tensor([self.choose(self._last + 2)]), 256).float()
 
+    def greedy(self, streams: torch.Tensor) -> torch.Tensor:
+        return self.logits(streams).argmax(-1)
+
 
 @pytest.mark.parametrize("k", [1, 3, 9])
 @pytest.mark.parametrize("right", ["all", "none", "odd positions"])
