@@ -87,8 +87,11 @@ def test_a_trace_has_a_track_per_worker_and_a_span_per_segment(clean, tmp_path, 
 def test_a_trace_shows_chunk_0_verified_while_drafts_are_made(clean, tmp_path):
     path = tmp_path / "out.json"
     with open_pipeline("mtp-zmq.yaml", RunOptions(trace=path), num_speculative_tokens=20) as pipeline:
-        run(pipeline)
         totals = pipeline.engine.runtime.totals
+        for _ in range(8):  # whether a rejection comes before the last draft is a race, on a busy machine a lost one
+            run(pipeline)
+            if totals.cancelled:
+                break
     events = events_of(path)
     spans = [e for e in events["X"] if e["tid"] > 0]
     drafts = [e for e in spans if "draft" in e["name"] and e["args"]["K"] == 20]
