@@ -87,9 +87,9 @@ def test_a_trace_has_a_track_per_worker_and_a_span_per_segment(clean, tmp_path, 
 def test_a_trace_shows_chunk_0_verified_while_drafts_are_made(clean, tmp_path):
     path = tmp_path / "out.json"
     with open_pipeline("mtp-zmq.yaml", RunOptions(trace=path), num_speculative_tokens=20) as pipeline:
-        totals = pipeline.engine.runtime.totals
         for _ in range(8):  # whether a rejection comes before the last draft is a race, on a busy machine a lost one
             run(pipeline)
+            totals = pipeline.engine.runtime.totals
             if totals.cancelled:
                 break
     events = events_of(path)
