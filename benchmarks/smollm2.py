@@ -5,15 +5,18 @@ extra ``[bench]``; prose openings are below. Each prompt is decoded at every K i
 hits all of them alike; speeds are medians over prompts, decode only.
 
     python -m benchmarks.smollm2 [--prompts 20] [--depths 0 1 2 3 4] [--new 128] [--graphs mtp.yaml ngram.yaml]
-        [--dtype bf16] [--mtp DIR] [--json]
+        [--dtype bf16] [--mtp DIR] [--full-vocab] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import gzip
 import json
+import shutil
 import statistics
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -21,11 +24,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file, save_file
 
 from benchmarks.acceptance import total
 from draftline.runtime.pipeline import open_pipeline
 from draftline.runtime.training.texts import ChatTemplate
 from draftline.stages.models.places import resolve
+from draftline.stages.models.registry import locate
 
 PROSE = (
     "The old lighthouse keeper had not spoken to anyone since the storm, and",
@@ -62,6 +67,18 @@ def suites(model: str, most: int) -> dict[str, list[str]]:
     ]
     every = {"humaneval": code, "gsm8k": maths, "prose": list(PROSE)}
     return {name: found[:: max(len(found) // most, 1)][:most] for name, found in every.items()}
+
+
+def without_vocabulary(model: str, mtp: str) -> Path:
+    """A copy of the head that may draft every token, in a temporary folder."""
+    head, folder = locate(model, mtp).mtp, Path(tempfile.mkdtemp(prefix="draftline-head-"))
+    atexit.register(shutil.rmtree, folder)
+    assert head is not None
+    tensors = load_file(head / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if n != "draft_vocab"}, folder / "model.safetensors")
+    config = json.loads((head / "config.json").read_text("utf-8")) | {"draft_vocab_size": 0}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--model", default="smollm2")
     p.add_argument("--mtp", default="")
     p.add_argument("--dtype", default="bf16")
+    p.add_argument("--full-vocab", action="store_true", help="let the head draft every token")
     p.add_argument("--graphs", nargs="+", default=["mtp.yaml", "ngram.yaml"])
     p.add_argument("--depths", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     p.add_argument("--prompts", type=int, default=20)
@@ -124,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--json", action="store_true")
     args = p.parse_args(argv)
     prompts = suites(args.model, args.prompts)
+    if args.full_vocab:
+        args.mtp = str(without_vocabulary(args.model, args.mtp))
     results = [r for graph in args.graphs for r in measure(graph, args, prompts)]
     if args.json:
         print(json.dumps([asdict(r) for r in results]))

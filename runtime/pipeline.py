@@ -24,7 +24,7 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
 from draftline.graph.yaml import load_graph, resolve_prefill
 from draftline.stages.models.core import ModelFiles, Shape
-from draftline.stages.models.registry import check_weights, locate, read_shape
+from draftline.stages.models.registry import check_weights, locate, read_shape, uses_native
 from draftline.stages.registry import extended
 
 from .deployment import DTYPES, Compiler, Sizes, check, check_memory, load, needs_mtp
@@ -176,7 +176,9 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
     if options.transport != "ipc" and s.runtime != "zmq":
         raise UsageError(f"--transport is for --runtime zmq, and the runtime is {s.runtime}")
     if s.runtime == "zmq":
-        check_weights(prepared.files, DTYPES[s.dtype])  # once and here: workers could only say it as they end
+        # Once and here: workers could only say it as they end, and each would compile kernels of its own.
+        check_weights(prepared.files, DTYPES[s.dtype])
+        uses_native(prepared.files, prepared.sizes.kernels, torch.device("cpu"))
         limits = Limits(start_timeout=float(s.start_timeout), max_restarts=s.max_restarts)
         cores = share(available(), s.replicas)[group] if s.replicas > 1 else available()
         return WorkerGroup(

@@ -104,7 +104,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"]]
     out = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
-    parts = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
     if fields.get("tokenizer.ggml.pre") == "smollm":
         parts.insert(0, pre_tokenizers.Digits(individual_digits=True))
     out.pre_tokenizer = pre_tokenizers.Sequence(parts)

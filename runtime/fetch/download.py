@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from draftline.graph.errors import ModelError
 
@@ -63,6 +63,6 @@ def gguf_of(file: Path, source: Source, folder: Path) -> Path:
     return target
 
 
-def digest(data: BinaryIO) -> str:
+def digest(data: BufferedReader) -> str:
     """SHA-256 in hexadecimal."""
     return hashlib.file_digest(data, "sha256").hexdigest()

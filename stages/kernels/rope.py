@@ -17,20 +17,28 @@ def frequencies(rope_dim: int, theta: float) -> Tensor:
 
 
 def yarn_frequencies(
-    rope_dim: int, theta: float, factor: float, original_length: int, beta_fast: float, beta_slow: float
+    rope_dim: int,
+    theta: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool = True,
 ) -> Tensor:
     """YaRN's "NTK by parts" frequencies, [rope_dim/2] float32 (Peng et al. 2023, arXiv:2309.00071, §3.2).
 
     Pairs that turn more than ``beta_fast`` times over ``original_length`` keep their frequency, pairs that
-    turn less than ``beta_slow`` times are divided by ``factor``, with a linear ramp between. DeepSeek V4
-    does not scale cos and sin (attention factor 1).
+    turn less than ``beta_slow`` times are divided by ``factor``, with a linear ramp between, whose ends ``truncate``
+    rounds outward to whole pairs. DeepSeek V4 does not scale cos and sin (attention factor 1).
     """
 
     def pair_that_turns(turns: float) -> float:
         return rope_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_that_turns(beta_fast)), 0)
-    high = min(math.ceil(pair_that_turns(beta_slow)), rope_dim - 1)
+    low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope_dim - 1)
     span = max(high - low, 0.001)
     ramp = ((torch.arange(rope_dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
     base = frequencies(rope_dim, theta)

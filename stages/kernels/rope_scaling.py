@@ -1,6 +1,6 @@
 """Rotary frequencies of the usual scalings, and rotation of the two halves of a head.
 
-Knows: linear, Llama 3 and YaRN scaling. Does not know: configs, which model scales how.
+Knows: linear and Llama 3 scaling, YaRN's factor of cos and sin (its frequencies: ``rope.py``). Does not know: configs.
 """
 
 from __future__ import annotations
@@ -26,30 +26,6 @@ def llama3(head_dim: int, theta: float, factor: float, low: float, high: float, 
     turns = original_length * base / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * base / factor + smooth * base
-
-
-def yarn(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float,
-    beta_slow: float,
-    truncate: bool = True,
-) -> Tensor:
-    """YaRN's "NTK by parts" frequencies (Peng et al. 2023, arXiv:2309.00071, §3.2), [head_dim/2] float32.
-    ``truncate`` rounds the ends of the ramp outward to whole pairs."""
-
-    def pair_that_turns(times: float) -> float:
-        return head_dim * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
-    base = frequencies(head_dim, theta)
-    return base / factor * ramp + base * (1 - ramp)
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:

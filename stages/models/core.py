@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftline.stages.caches.core import Geometry
-from draftline.stages.weights.files import Spec
+from draftline.stages.weights.files import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,18 @@ class ModelFiles:
     mtp: Path | None = None
 
 
-Build = Callable[
-    [Path, Mapping[str, Tensor], Geometry, torch.dtype, torch.device, Collection[str], bool],
-    tuple[Target | None, Drafter | None],
-]
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a model is made. ``uses``: what is wanted of it (target, drafter). ``native``: on native kernels."""
+
+    geometry: Geometry
+    dtype: torch.dtype
+    device: torch.device
+    uses: Collection[str]
+    native: bool = False
+
+
+Build = Callable[[Path, Mapping[str, Tensor], BuildOptions], tuple[Target | None, Drafter | None]]
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,12 @@ class Family:
     """How models of some ``model_types`` are read, from the path of their config.json; all raise ConfigError.
 
     ``specs``: the tensors that must be there, and the names that may be there besides. ``build``: those tensors to
-    the target and the drafter, of which only what is used is made; the last argument says whether on native kernels,
-    which are only asked for where ``native_heads`` says that there are any. ``matrices``: names of the embedding and
-    the output matrix [V, D]."""
+    the target and the drafter, of which only what is used is made. ``matrices``: names of the embedding and the output
+    matrix [V, D]."""
 
     model_types: tuple[str, ...]
     shape: Callable[[Path], Shape]
-    specs: Callable[[Path], tuple[Mapping[str, Spec], Collection[str]]]
+    specs: Callable[[Path], tuple[Mapping[str, TensorSpec], Collection[str]]]
     cache_bytes: Callable[[Path, Geometry, torch.dtype], int]
     build: Build
     matrices: Callable[[Path], tuple[str, str]]

@@ -19,7 +19,7 @@ from draftline.stages.kernels.native.decoder import fits
 from draftline.stages.weights.files import check, load
 
 from . import deepseek_v4, llama
-from .core import Family, Loaded, ModelFiles, Shape
+from .core import BuildOptions, Family, Loaded, ModelFiles, Shape
 from .jsonfile import read_json
 from .mtp_head.config import check_fits, load_head_config
 from .mtp_head.model import MtpHeadDrafter, head_cache_bytes
@@ -27,7 +27,17 @@ from .mtp_head.native import NativeMtpHeadDrafter
 from .mtp_head.weights import assemble_head, head_specs
 from .places import PACKAGED, PACKAGED_HEADS, resolve, resolve_head
 
-__all__ = ["FAMILIES", "PACKAGED", "cache_bytes", "check_weights", "family", "load_model", "locate", "read_shape"]
+__all__ = [
+    "FAMILIES",
+    "PACKAGED",
+    "cache_bytes",
+    "check_weights",
+    "family",
+    "load_model",
+    "locate",
+    "read_shape",
+    "uses_native",
+]
 
 Kernels = Literal["auto", "reference", "native"]
 FAMILIES: tuple[Family, ...] = (deepseek_v4.FAMILY, llama.FAMILY)
@@ -80,9 +90,10 @@ def cache_bytes(files: ModelFiles, geometry: Geometry, dtype: torch.dtype) -> in
     return own + head_cache_bytes(load_head_config(files.mtp / "config.json"), geometry, dtype)
 
 
-def _native(files: ModelFiles, one: Family, kernels: Kernels, device: torch.device) -> bool:
-    """Whether native kernels are used. Raises ModelError and CapacityError if they must be and cannot."""
-    widths = [one.native_heads(files.folder / "config.json")]
+def uses_native(files: ModelFiles, kernels: Kernels, device: torch.device) -> bool:
+    """Whether native kernels are used; compiles them if so. Raises ModelError and CapacityError if they must be and
+    cannot."""
+    widths = [family(files.folder).native_heads(files.folder / "config.json")]
     if files.mtp is not None:
         widths.append(load_head_config(files.mtp / "config.json").layer.head_dim)
     served = device.type == "cpu" and all(fits(width) for width in widths)
@@ -110,8 +121,8 @@ def load_model(
     specs, optional = one.specs(path)
     tensors = load(files.folder, specs, dtype, device, optional)
     own = [use for use in uses if use != "drafter" or files.mtp is None]
-    native = _native(files, one, kernels, device)
-    target, drafter = one.build(path, tensors, geometry, dtype, device, own, native)
+    native = uses_native(files, kernels, device)
+    target, drafter = one.build(path, tensors, BuildOptions(geometry, dtype, device, own, native))
     if files.mtp is not None and "drafter" in uses:
         c = load_head_config(files.mtp / "config.json")
         w = assemble_head(c, load(files.mtp, head_specs(c), dtype, device))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,13 +19,12 @@ from draftline.graph.errors import WeightsError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Spec(Protocol):
-    """Shape and kind (``model``, or a torch dtype name) of one wanted tensor."""
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and kind of one tensor: ``model`` is the compute dtype, else a torch dtype name."""
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def kind(self) -> str: ...
+    shape: tuple[int, ...]
+    kind: str = "model"
 
 
 def shards(directory: Path) -> dict[str, Path]:
@@ -54,7 +53,7 @@ def _open(path: Path) -> safe_open:
 
 
 def check(
-    directory: Path, specs: Mapping[str, Spec], dtype: torch.dtype, optional: Collection[str] = ()
+    directory: Path, specs: Mapping[str, TensorSpec], dtype: torch.dtype, optional: Collection[str] = ()
 ) -> dict[str, Path]:
     """Name of each wanted tensor → file, having read only the files' headers. Tensors named in ``optional`` may be
     there and are not looked at.
@@ -97,13 +96,13 @@ _DTYPES = {
 """Names in a file's header → dtypes that can be converted without loss of meaning; one byte per element never can."""
 
 
-def _wanted(spec: Spec, dtype: torch.dtype) -> torch.dtype:
+def _wanted(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:
     return dtype if spec.kind == "model" else getattr(torch, spec.kind)
 
 
 def load(
     directory: Path,
-    specs: Mapping[str, Spec],
+    specs: Mapping[str, TensorSpec],
     dtype: torch.dtype,
     device: torch.device,
     optional: Collection[str] = (),

@@ -23,6 +23,7 @@ from draftline.stages.models.places import cache_root
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 SOURCES = Path(__file__).parent
+ADVICE = "--kernels reference needs no compiler"
 log = logging.getLogger("draftline.kernels")
 
 
@@ -44,37 +45,52 @@ def _cpu() -> str:
 
 
 def _key(cxx: str) -> str:
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True).stdout
-    parts = [" ".join(FLAGS), version, _cpu(), os.uname().machine]
+    parts = [" ".join(FLAGS), _run([cxx, "--version"]), _cpu(), os.uname().machine]
     parts += [p.read_text("utf-8") for p in sorted(SOURCES.iterdir()) if p.suffix in (".cpp", ".h")]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _digest("\0".join(parts).encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _run(command: list[str]) -> str:
+    """What the command prints. Raises CapacityError with its first complaint."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise CapacityError(f"native kernels: {command[0]} cannot be run: {error.strerror}; {ADVICE}") from None
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+        raise CapacityError(f"native kernels: {command[0]} failed: {said[0]}; {ADVICE}")
+    return done.stdout
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels. Raises CapacityError where there is no compiler, or it fails."""
+    """The compiled kernels. Raises CapacityError where there is no compiler, it fails, or the cache cannot be written.
+
+    A file's name ends in the hash of its content: one that was cut off would end the process when it is loaded."""
     cxx = compiler()
     if cxx is None:
-        raise CapacityError(
-            "native kernels need a C++ compiler (g++ or clang++, or $CXX); --kernels reference needs none"
-        )
-    path = cache_root() / "kernels" / f"{_key(cxx)}.so"
-    if not path.exists():
-        _compile(cxx, path)
-    return ctypes.CDLL(str(path))
+        raise CapacityError(f"native kernels need a C++ compiler (g++, clang++ or $CXX); {ADVICE}")
+    key, folder = _key(cxx), cache_root() / "kernels"
+    try:
+        whole = (p for p in folder.glob(f"{key}-*.so") if p.stem == f"{key}-{_digest(p.read_bytes())}")
+        return ctypes.CDLL(str(next(whole, None) or _compile(cxx, folder, key)))
+    except OSError as error:
+        raise CapacityError(f"native kernels: {folder}: {error}; {ADVICE}") from None
 
 
-def _compile(cxx: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log.info("compiling native kernels into %s", path)
-    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+def _compile(cxx: str, folder: Path, key: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    log.info("compiling native kernels into %s", folder)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
         made = Path(work, "kernels.so")
-        command = [cxx, *FLAGS, "-o", str(made), str(SOURCES / "decoder.cpp")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
-            raise CapacityError(f"native kernels: {cxx} failed: {said[0]}; --kernels reference needs no compiler")
+        _run([cxx, *FLAGS, "-o", str(made), str(SOURCES / "decoder.cpp")])
+        path = folder / f"{key}-{_digest(made.read_bytes())}.so"
         os.replace(made, path)  # whole or not at all, also beside another process that does the same
+    return path
 
 
 @functools.cache

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from draftline.stages.caches.core import Geometry
-from draftline.stages.models.core import Drafter, Family, Shape, Target
+from draftline.stages.models.core import BuildOptions, Drafter, Family, Shape, Target
 
 from .config import Config, load_config
 from .model import DeepseekV4Drafter, DeepseekV4Target, cache_bytes
@@ -30,20 +28,12 @@ def shape_of(c: Config) -> Shape:
     )
 
 
-def _build(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    geometry: Geometry,
-    dtype: torch.dtype,
-    device: torch.device,
-    uses: Collection[str],
-    native: bool,
-) -> tuple[Target | None, Drafter | None]:
+def _build(path: Path, tensors: Mapping[str, Tensor], o: BuildOptions) -> tuple[Target | None, Drafter | None]:
     c = load_config(path)
     w = assemble(c, tensors)
-    target = DeepseekV4Target(c, w, geometry, dtype, device) if "target" in uses else None
-    drafts = w.mtp is not None and "drafter" in uses
-    return target, DeepseekV4Drafter(c, w, geometry, dtype, device) if drafts else None
+    target = DeepseekV4Target(c, w, o.geometry, o.dtype, o.device) if "target" in o.uses else None
+    drafts = w.mtp is not None and "drafter" in o.uses
+    return target, DeepseekV4Drafter(c, w, o.geometry, o.dtype, o.device) if drafts else None
 
 
 FAMILY = Family(

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from draftline.graph.errors import ConfigError
-from draftline.stages.models.jsonfile import read_json
+from draftline.stages.models.jsonfile import checked, read_json
 
 
 class _Yarn(BaseModel):
@@ -154,11 +153,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json") -> Config:
 
     Raises ConfigError that names the file, each wrong key and what would be right.
     """
-    try:
-        o = _Official.model_validate(dict(raw))
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'rule'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(lines)) from None
+    o = checked(_Official, raw, where)
     fields = {k: getattr(o, k) for k in Config.__dataclass_fields__ if k in _Official.model_fields}
     eos = o.eos_token_id if isinstance(o.eos_token_id, list) else [o.eos_token_id]
     yarn = None

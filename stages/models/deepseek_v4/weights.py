@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftline.stages.weights.files import TensorSpec
+
 from .config import OVERLAPPED_RATIO, Config
 
 
@@ -111,14 +113,6 @@ class Weights:
     hc_head: HyperWeights
     layers: tuple[LayerWeights, ...]
     mtp: MtpWeights | None
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and kind of one official tensor: ``model`` is the compute dtype, else a torch dtype name."""
-
-    shape: tuple[int, ...]
-    kind: str = "model"
 
 
 def tensor_specs(c: Config) -> dict[str, TensorSpec]:

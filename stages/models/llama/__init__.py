@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from draftline.stages.caches.core import Geometry
-from draftline.stages.models.core import Drafter, Family, Shape, Target
+from draftline.stages.models.core import BuildOptions, Drafter, Family, Shape, Target
 
 from .config import MODEL_TYPES, Config, load_config
 from .model import LlamaTarget, cache_bytes
@@ -31,22 +29,14 @@ def shape_of(c: Config) -> Shape:
     )
 
 
-def _build(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    geometry: Geometry,
-    dtype: torch.dtype,
-    device: torch.device,
-    uses: Collection[str],
-    native: bool,
-) -> tuple[Target | None, Drafter | None]:
-    if "target" not in uses:
+def _build(path: Path, tensors: Mapping[str, Tensor], o: BuildOptions) -> tuple[Target | None, Drafter | None]:
+    if "target" not in o.uses:
         return None, None
     c = load_config(path)
     w = assemble(c, tensors)
-    if native:
-        return NativeLlamaTarget(c, w, geometry, dtype), None
-    return LlamaTarget(c, w, geometry, dtype, device), None
+    if o.native:
+        return NativeLlamaTarget(c, w, o.geometry, o.dtype), None
+    return LlamaTarget(c, w, o.geometry, o.dtype, o.device), None
 
 
 FAMILY = Family(

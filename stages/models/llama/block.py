@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftline.stages.kernels import rope_scaling
 from draftline.stages.kernels.norm import rms_norm
-from draftline.stages.kernels.rope import frequencies
+from draftline.stages.kernels.rope import frequencies, yarn_frequencies
 
 from .config import Config
 from .weights import LayerWeights
@@ -33,9 +33,7 @@ def rope_table(c: Config) -> tuple[Tensor, float]:
             c.head_dim, r.theta, r.factor, r.low_freq_factor, r.high_freq_factor, r.original_length
         ), 1.0
     if r.kind == "yarn":
-        table = rope_scaling.yarn(
-            c.head_dim, r.theta, r.factor, r.original_length, r.beta_fast, r.beta_slow, r.truncate
-        )
+        table = yarn_frequencies(c.head_dim, r.theta, r.factor, r.original_length, r.beta_fast, r.beta_slow, r.truncate)
         own = rope_scaling.yarn_attention_factor(r.factor, r.mscale, r.mscale_all_dim)
         return table, own if r.attention_factor is None else r.attention_factor
     return frequencies(c.head_dim, r.theta), 1.0

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftline.graph.errors import ConfigError
-from draftline.stages.models.jsonfile import read_json
+from draftline.stages.models.jsonfile import checked, read_json
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -175,11 +175,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json") -> Config:
 
     Raises ConfigError that names the file, each wrong key and what would be right.
     """
-    try:
-        o = _Official.model_validate(dict(raw))
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'rule'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(lines)) from None
+    o = checked(_Official, raw, where)
     eos = o.eos_token_id if isinstance(o.eos_token_id, list) else [o.eos_token_id]
     return Config(
         model_type=o.model_type,

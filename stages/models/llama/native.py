@@ -43,6 +43,21 @@ def matrices(w: LayerWeights, own: KeyValueCache) -> Matrices:
     )
 
 
+def stack_sizes(c: Config, rope_scale: float, max_len: int, **cache: int) -> Sizes:
+    """The config's part of the stack's sizes; ``cache`` is how its cache is addressed."""
+    return Sizes(
+        hidden=c.hidden_size,
+        inner=c.intermediate_size,
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        eps=c.rms_norm_eps,
+        rope_scale=rope_scale,
+        max_len=max_len,
+        **cache,
+    )
+
+
 class NativeLlamaTarget:
     """See models.core.Target for the contract; there is one residual stream. CPU only."""
 
@@ -50,18 +65,8 @@ class NativeLlamaTarget:
         self.num_streams, self.hidden_size, self.vocab_size = 1, c.hidden_size, c.vocab_size
         self.caches = tuple(allocate(c, g, dtype, torch.device("cpu")) for _ in range(c.num_hidden_layers))
         freqs, scale = block.rope_table(c)
-        sizes = Sizes(
-            hidden=c.hidden_size,
-            inner=c.intermediate_size,
-            heads=c.num_attention_heads,
-            kv_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            eps=c.rms_norm_eps,
-            rope_scale=scale,
-            max_len=g.pages_per_slot * g.page_size,
-            page_size=g.page_size,
-            pages_per_slot=g.pages_per_slot,
-        )
+        length = g.pages_per_slot * g.page_size
+        sizes = stack_sizes(c, scale, length, page_size=g.page_size, pages_per_slot=g.pages_per_slot)
         layers = [matrices(layer, own) for layer, own in zip(w.layers, self.caches, strict=True)]
         self._stack = DecoderStack(sizes, layers, w.embed, freqs)
         self._output = OutputMatrix(w.norm, w.head, c.rms_norm_eps)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftline.stages.weights.files import TensorSpec
+
 from .config import Config
 
 
@@ -43,14 +45,6 @@ class Weights:
     head: Tensor
     norm: Tensor
     layers: tuple[LayerWeights, ...]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and kind of one tensor: ``model`` is the compute dtype, else a torch dtype name."""
-
-    shape: tuple[int, ...]
-    kind: str = "model"
 
 
 def tensor_specs(c: Config) -> dict[str, TensorSpec]:

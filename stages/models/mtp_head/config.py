@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from draftline.graph.errors import ConfigError
 from draftline.stages.models.core import Shape
-from draftline.stages.models.jsonfile import read_json
+from draftline.stages.models.jsonfile import checked, read_json
 from draftline.stages.models.llama.config import Config, parse_config
 
 MODEL_TYPE = "draftline_mtp"
@@ -44,11 +44,7 @@ def load_head_config(path: Path) -> HeadConfig:
         raise ConfigError(
             f"{path}: model_type is {raw.get('model_type')!r}; an MTP head has {MODEL_TYPE!r}, a target is for --model"
         )
-    try:
-        keys = _Keys.model_validate(raw)
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{path}: " + "; ".join(lines)) from None
+    keys = checked(_Keys, raw, str(path))
     layer = parse_config(keys.layer, f"{path}, layer")
     if keys.draft_vocab_size > layer.vocab_size:
         raise ConfigError(

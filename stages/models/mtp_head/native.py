@@ -10,11 +10,11 @@ from torch import Tensor
 
 from draftline.stages.caches import core as cache
 from draftline.stages.caches.core import Geometry
-from draftline.stages.kernels.native.decoder import DecoderStack, OutputMatrix, Sizes
+from draftline.stages.kernels.native.decoder import DecoderStack, OutputMatrix
 from draftline.stages.models.core import Rows
 from draftline.stages.models.llama import block
 from draftline.stages.models.llama.model import KeyValueCache
-from draftline.stages.models.llama.native import matrices
+from draftline.stages.models.llama.native import matrices, stack_sizes
 
 from .config import HeadConfig
 from .weights import HeadWeights
@@ -31,18 +31,7 @@ class NativeMtpHeadDrafter:
         rows = (cache.allocate(g.slots * ring, one.kv_size, dtype, torch.device("cpu")) for _ in range(2))
         self.cache = KeyValueCache(*rows)
         freqs, scale = block.rope_table(one)
-        sizes = Sizes(
-            hidden=one.hidden_size,
-            inner=one.intermediate_size,
-            heads=one.num_attention_heads,
-            kv_heads=one.num_key_value_heads,
-            head_dim=one.head_dim,
-            eps=one.rms_norm_eps,
-            rope_scale=scale,
-            max_len=c.window,
-            ring=ring,
-            window=c.window,
-        )
+        sizes = stack_sizes(one, scale, c.window, ring=ring, window=c.window)
         mix = (w.enorm, w.hnorm, w.eh_proj)
         self._stack = DecoderStack(sizes, [matrices(w.layer, self.cache)], embed, freqs, mix)
         self._output = OutputMatrix(w.norm, head if w.vocab is None else head[w.vocab], one.rms_norm_eps)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draftline.stages.models.llama.weights import LayerWeights, TensorSpec, assemble_layer, layer_specs
+from draftline.stages.models.llama.weights import LayerWeights, assemble_layer, layer_specs
+from draftline.stages.weights.files import TensorSpec
 
 from .config import HeadConfig
 
