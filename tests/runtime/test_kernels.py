@@ -63,7 +63,9 @@ def test_a_cut_off_file_in_the_cache_is_compiled_anew(model, tmp_path):
     """Loading it would end the process with a bus error."""
     truth = tokens(run(model, cache_root().parent, "--kernels", "native"))
     mine = tmp_path / "draftline" / "kernels"
-    shutil.copytree(cache_root() / "kernels", mine)
+    mine.mkdir(parents=True)
+    for path in (cache_root() / "kernels").glob("*.so"):  # others may be compiling there
+        shutil.copy2(path, mine)
     before = {p: p.stat().st_mtime_ns for p in mine.iterdir()}
     assert tokens(run(model, tmp_path, "--kernels", "native")) == truth
     assert {p: p.stat().st_mtime_ns for p in mine.iterdir()} == before  # nothing was compiled again
