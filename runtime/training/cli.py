@@ -92,8 +92,9 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--self-instruct is {args.self_instruct}; a share from 0 to 1 is wanted")
     if not args.lr > 0:
         raise UsageError(f"--lr is {args.lr}; a number above 0 is wanted")
-    if args.batch > distil.Plan.batch - distil.HELD_OUT:
-        raise UsageError(f"--batch is {args.batch}; at most {distil.Plan.batch - distil.HELD_OUT} is wanted")
+    most = len(distil.split(distil.Plan.batch)[0])
+    if args.batch > most:
+        raise UsageError(f"--batch is {args.batch}; at most {most} is wanted")
 
 
 def run(args: argparse.Namespace) -> int:

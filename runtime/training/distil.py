@@ -36,7 +36,14 @@ OPENINGS = (
 )
 """First words of questions; most of them the target finds itself."""
 HELD_OUT = 8
-"""Prompts of each shard that are kept for the evaluation and never trained on."""
+"""One text in so many is kept for the evaluation and never trained on; texts of a shard stand in order of length."""
+
+
+def split(texts: int) -> tuple[Tensor, Tensor]:
+    """Rows of a shard of ``texts`` texts that are trained on, and those that are held out; [n] int64 each."""
+    rows = torch.arange(texts)
+    held = rows % HELD_OUT == HELD_OUT - 1
+    return rows[~held], rows[held]
 
 
 @dataclass(frozen=True)
@@ -120,10 +127,11 @@ def _questions(plan: Plan, writer: Writer, text: Text, template: ChatTemplate, g
 
 
 def held_out(shards: Sequence[Path]) -> Iterator[list[int]]:
-    """The prompts that no step trains on: the last HELD_OUT texts of each shard."""
+    """The prompts that no step trains on."""
     for path in shards:
         data = load_file(path)
-        for row, n in zip(data["tokens"][-HELD_OUT:], data["prompt"][-HELD_OUT:].tolist(), strict=True):
+        rows = split(len(data["tokens"]))[1]
+        for row, n in zip(data["tokens"][rows], data["prompt"][rows].tolist(), strict=True):
             yield row[:n].tolist()
 
 

@@ -29,7 +29,7 @@ from draftline.stages.models.mtp_head.config import HeadConfig
 from draftline.stages.models.mtp_head.weights import HeadWeights, assemble_head, head_specs
 
 from .dense import hidden_states
-from .distil import HELD_OUT
+from .distil import split
 from .head import losses, unroll
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -83,7 +83,8 @@ def initial(c: HeadConfig, target: tuple[Config, Weights], seed: int) -> dict[st
 
 def batches(shards: Sequence[Path], recipe: Recipe, start: int) -> Iterator[tuple[Tensor, Tensor]]:
     """(tokens [B, L], lengths [B]) from step ``start`` on, for ever; each epoch in an order of its own."""
-    counts = [(_rows(path) - HELD_OUT) // recipe.batch for path in shards]
+    trained = [split(_rows(path))[0] for path in shards]
+    counts = [len(rows) // recipe.batch for rows in trained]
     total = sum(counts)
     if not total:
         raise UsageError(f"{len(shards)} shards hold no whole batch of {recipe.batch} texts; lower --batch")
@@ -96,7 +97,7 @@ def batches(shards: Sequence[Path], recipe: Recipe, start: int) -> Iterator[tupl
             shard, part = index[i]
             data = load_file(shards[shard])
             # Strided, so that a batch holds short and long texts, greedy and drawn ones.
-            rows = torch.arange(part, counts[shard] * recipe.batch, counts[shard])
+            rows = trained[shard][part : counts[shard] * recipe.batch : counts[shard]]
             length = int(data["length"][rows].max())
             yield data["tokens"][rows, :length].clamp(min=0).long(), data["length"][rows].long()
             step += 1

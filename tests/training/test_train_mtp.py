@@ -11,10 +11,13 @@ from pathlib import Path
 import folders
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from draftline.graph.errors import UsageError
 from draftline.runtime.text import Text
 from draftline.runtime.training.cli import main
+from draftline.runtime.training.distil import frequent, held_out
+from draftline.runtime.training.loop import Recipe, batches
 from draftline.runtime.training.texts import ChatTemplate, prompts, sources
 
 DATA = str(Path(__file__).parent)
@@ -124,11 +127,29 @@ def test_prompts_of_every_kind(model, tmp_path):
         sources([tmp_path / "empty"])
 
 
+@pytest.mark.parametrize("batch", [4, 5, 56])
+def test_held_out_texts_are_never_trained_on(tmp_path, batch):
+    """Every text has a token of its own; an epoch sees each trained text once at most, and no held-out one ever."""
+    for number in range(3):
+        own = torch.arange(64, dtype=torch.int32)[:, None] + 64 * number
+        lengths = torch.full((64,), 6, dtype=torch.int32)
+        save_file(
+            {"tokens": own.expand(64, 6).contiguous(), "prompt": lengths.clone(), "length": lengths},
+            tmp_path / f"{number}.st",
+        )
+    shards = sorted(tmp_path.iterdir())
+    kept = {prompt[0] for prompt in held_out(shards)}
+    assert len(kept) == 3 * 8
+    steps = 3 * (56 // batch)
+    made = batches(shards, Recipe(steps=2 * steps, batch=batch), 0)
+    epochs = [[int(t) for _ in range(steps) for t in next(made)[0][:, 0]] for _ in range(2)]
+    for seen in epochs:
+        assert len(seen) == len(set(seen)) == steps * batch
+        assert not kept & set(seen)
+    assert batch == 56 or epochs[0] != epochs[1]
+
+
 def test_frequent_tokens_are_counted(tmp_path):
-    from safetensors.torch import save_file
-
-    from draftline.runtime.training.distil import frequent
-
     tokens = torch.tensor([[5, 5, 7, -1], [7, 5, 2, 9]], dtype=torch.int32)
     save_file({"tokens": tokens}, tmp_path / "x.safetensors")
     vocab, share = frequent([tmp_path / "x.safetensors"], 10, 2)
