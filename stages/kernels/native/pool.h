@@ -15,6 +15,13 @@
 #define DL_PAUSE() ((void)0)
 #endif
 
+// Turn i of waiting for somebody who is at work. After some 30 us another process has his core: give it ours. Beside two
+// busy processes on two cores, SmolLM2 decodes 52 tokens/s so; with 20000 turns it is 39, with 100 it is 8.
+static inline void spin(int i) {
+    DL_PAUSE();
+    if (i > 1000) std::this_thread::yield();
+}
+
 struct Barrier {
     int size;
     std::atomic<int> arrived{0}, phase{0};
@@ -26,10 +33,7 @@ struct Barrier {
             phase.store(mine + 1, std::memory_order_release);
             return;
         }
-        for (int i = 0; phase.load(std::memory_order_acquire) == mine; i++) {
-            DL_PAUSE();
-            if (i > 20000) std::this_thread::yield();  // somebody else has the core of whom we wait for
-        }
+        for (int i = 0; phase.load(std::memory_order_acquire) == mine; i++) spin(i);
     }
 };
 
@@ -73,10 +77,7 @@ struct Team {
         turn.fetch_add(1, std::memory_order_release);
         if (size > 1) turn.notify_all();
         f(w, 0, size, barrier);
-        for (int i = 0; running.load(std::memory_order_acquire); i++) {
-            DL_PAUSE();
-            if (i > 20000) std::this_thread::yield();
-        }
+        for (int i = 0; running.load(std::memory_order_acquire); i++) spin(i);
     }
 };
 
