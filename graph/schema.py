@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+AUTO = r"^auto(:[1-9][0-9]{0,3})?$"
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
@@ -33,6 +34,14 @@ def _option(value: Any) -> Any:
     raise PydanticCustomError("option", "a boolean, finite number, string, null or list of these is wanted")
 
 
+def _depth(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and re.fullmatch(AUTO, value):
+        return value
+    raise PydanticCustomError("depth", "an integer ≥ 0 is wanted, or auto, or auto:N for at most N")
+
+
 _SCALARS = ["boolean", "integer", "number", "string", "null"]
 _ITEM = {"type": [*_SCALARS, "array"]}
 
@@ -44,6 +53,11 @@ DimText = Annotated[
 ]
 DtypeName = Literal["int64", "int32", "bool", "float32", "bfloat16", "float16", "model"]
 Option = Annotated[Any, BeforeValidator(_option), WithJsonSchema({**_ITEM, "items": _ITEM})]
+Depth = Annotated[
+    int | str,
+    BeforeValidator(_depth),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": AUTO}]}),
+]
 Positive = Annotated[StrictInt, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, lt=1e6, strict=True)]
 
@@ -103,7 +117,7 @@ class SettingsModel(_Strict):
 
     model: StrictStr | None = None
     mtp: StrictStr | None = None
-    num_speculative_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    num_speculative_tokens: Depth | None = None
     tile: Positive | None = None
     max_num_seqs: Positive | None = None
     max_model_len: Positive | None = None

@@ -31,11 +31,13 @@ from draftline.graph.errors import DraftlineError, RequestError, UsageError, Wor
 from draftline.graph.yaml import json_schema, load_graph
 
 from . import prompts, speculation
-from .pipeline import Pipeline, Prepared, RunOptions, prepare
+from .costing import STORED
+from .deployment import needs_mtp, uses_drafts
+from .pipeline import Pipeline, Prepared, RunOptions, calibrated, prepare
 from .progress import Progress
-from .report import json_line, summary
+from .report import costs_table, json_line, summary
 from .request import Output, Request
-from .settings import KERNELS, RUNTIMES
+from .settings import AUTO, KERNELS, RUNTIMES
 
 PROG = "pipeline-run"
 
@@ -57,7 +59,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--mtp", metavar="DIR", help="the folder of an MTP head for the model, or a packaged head's name")
     p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
     p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
-    p.add_argument("--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0 is plain decoding")
+    p.add_argument(
+        "--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0: plain; auto, auto:N: chosen"
+    )
     p.add_argument("--speculative-config", metavar="JSON", help='{"method": "mtp", "num_speculative_tokens": K}')
     p.add_argument("--enable-mtp", action=argparse.BooleanOptionalAction, default=None, help="deprecated: K=1")
     for flag, meaning in (
@@ -92,6 +96,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--picture", choices=["text", "mermaid", "dot"], help="print the graph and exit")
     p.add_argument("--schema", action="store_true", help="print the JSON Schema of graph files and exit")
     p.add_argument("--plan-cache", type=Path, metavar="DIR", help="where compiled plans are kept")
+    p.add_argument("--calibrate", action="store_true", help="measure what stages, hops and steps cost here; store it")
+    p.add_argument("--costs", default=STORED, metavar="C", help="stored (default), assumed, or a file of --calibrate")
     p.add_argument("--no-plan-cache", action="store_true", help="compile afresh and keep nothing")
     return p
 
@@ -149,6 +155,10 @@ def run(args: argparse.Namespace) -> int:
         print({"text": pictures.text, "mermaid": pictures.mermaid, "dot": pictures.dot}[args.picture](graph))
         return 0
     wanted = prompts.from_flags(args.prompt) + (prompts.from_file(args.prompt_file) if args.prompt_file else [])
+    if args.calibrate:
+        _calibrate(args, len(wanted))
+        if not wanted and not args.explain and not args.emit:
+            return 0
     prepared = _prepare(args, len(wanted))
     shown = _show_plan(args, prepared)
     if not wanted:
@@ -160,7 +170,23 @@ def run(args: argparse.Namespace) -> int:
     return _generate(args, prepared, wanted)
 
 
-def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
+def _calibrate(args: argparse.Namespace, num_prompts: int) -> None:
+    """Measure for the batch that was asked for; where none was, for one request and for the graph's own number."""
+    if args.costs != STORED:
+        raise UsageError(f"--calibrate measures costs and --costs {args.costs} brings some; give one of them")
+    wishes = _prepare(args, num_prompts)
+    graph_drafts = uses_drafts(wishes.graph) and (wishes.shape.num_mtp_layers or not needs_mtp(wishes.graph))
+    depth = max(wishes.sizes.num_speculative_tokens, AUTO) if graph_drafts else 0
+    counts = {wishes.sizes.max_num_seqs} | (set() if num_prompts or args.max_num_seqs else {1})
+    to = sys.stderr if args.json else sys.stdout
+    for requests in sorted(counts):
+        done = calibrated(_prepare(args, num_prompts, num_speculative_tokens=depth, max_num_seqs=requests))
+        assert done.costs.record is not None
+        print(costs_table(done.costs.record), file=to, flush=True)
+        _say(f"{PROG}: stored in {done.costs.path}")
+
+
+def _prepare(args: argparse.Namespace, num_prompts: int, **more: Any) -> Prepared:
     k, stage = speculation.resolve(args, lambda message: _say(f"{PROG}: warning: {message}"))
     graph = load_graph(args.graph, args.set)
     if stage is not None and all(node.stage != stage for node in graph.nodes):
@@ -181,7 +207,7 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
         replicas = wishes["replicas"] or settings.get("replicas", 1)
         wishes["max_num_seqs"] = min(math.ceil(num_prompts / replicas), settings.get("max_num_seqs", 8))
     cache = None if args.no_plan_cache else args.plan_cache or default_directory()
-    return prepare(graph, source=args.graph, plan_cache=cache, **wishes)
+    return prepare(graph, source=args.graph, plan_cache=cache, costs=args.costs, **{**wishes, **more})
 
 
 def _integer(flag: str, text: str | None, least: int = 1) -> int | None:

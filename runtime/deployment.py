@@ -15,6 +15,7 @@ import torch
 
 from draftline.compiler.cache import CacheReport, lookup_or_compile
 from draftline.compiler.compile import Dump, compile_graph
+from draftline.compiler.costs import DEFAULT_COSTS, CostTable
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
@@ -42,6 +43,8 @@ class Sizes:
     overlap: bool = False
     kernels: Kernels = "auto"
     stage_timeout: float = 60.0
+    adaptive: bool = False
+    """Whether each step chooses its K, up to num_speculative_tokens."""
 
     @property
     def k_max(self) -> int:
@@ -63,9 +66,11 @@ class Sizes:
         )
 
 
-def depths(k: int) -> tuple[int, ...]:
-    """The depths that get a plan of their own: 0, then 2^j - 1 below K, then K. A step uses the smallest that
-    covers its deepest request, so a request near its end costs at most twice the drafts it can use."""
+def depths(k: int, every: bool = False) -> tuple[int, ...]:
+    """The depths that get a plan of their own: 0, then 2^j - 1 below K, then K; or ``every`` one. A step uses the
+    smallest that covers its deepest request, so a request near its end costs at most twice the drafts it can use."""
+    if every:
+        return tuple(range(k + 1))
     steps = [0]
     while 2 * steps[-1] + 1 < k:
         steps.append(2 * steps[-1] + 1)
@@ -80,6 +85,11 @@ def uses_drafts(graph: Graph) -> bool:
 def needs_mtp(graph: Graph) -> bool:
     """Whether the step drafts from the target's streams."""
     return any(name == "streams" for name, _ in graph.state)
+
+
+def keeps_recent(graph: Graph) -> bool:
+    """Whether rows of steps at K=0 are kept for the drafter until a step drafts again (see ``stages/commit.py``)."""
+    return any(port == "recent_streams" for node in graph.nodes for port, _ in node.inputs)
 
 
 def check(graph: Graph, shape: Shape, sizes: Sizes, model: str) -> None:
@@ -107,12 +117,14 @@ def check(graph: Graph, shape: Shape, sizes: Sizes, model: str) -> None:
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles the graphs of one deployment. ``cache`` None keeps no plans on disk."""
+    """Compiles the graphs of one deployment. ``cache`` None keeps no plans on disk. ``costs``: what layouts are priced
+    by."""
 
     sizes: Sizes
     shape: Shape
     lookup: Lookup = builtin_lookup
     cache: Path | None = None
+    costs: CostTable = DEFAULT_COSTS
 
     def plan(
         self, graph: Graph, k: int, dump: Dump | None = None, rows: int | None = None
@@ -133,6 +145,7 @@ class Compiler:
             "dtype": s.dtype,
             "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},
             "lookup": self.lookup,
+            "costs": self.costs,
         }
         if dump is not None:
             return compile_graph(graph, **numbers, dump=dump), None

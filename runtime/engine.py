@@ -16,20 +16,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftline.compiler.passes.place import follow
+from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
-from draftline.graph.errors import CapacityError, PlanError, StageError, WorkerError, WorkerStartError, nearest
+from draftline.graph.errors import CapacityError, StageError, WorkerError, WorkerStartError
 
-from .deployment import Compiler, depths, needs_mtp
+from .adaptive import Policy
+from .deployment import Compiler, depths, keeps_recent, needs_mtp
 from .fill import fill_calls
+from .metadata import FILL, STEP, check_names, write_fill, write_step
 from .observe import Observer
 from .pages import PagePool
 from .recovery import Recovery
 from .request import NOWHERE, FinishReason, Listener, Live, Output, Request, check
 from .running import Bound, Flow, Outputs, Runtime, call, drive
 from .slots import SlotTable
-
-DRIVER_INPUTS = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
-PREFILL_INPUTS = ("tokens", "following", "positions", "slots", "pages")
 
 
 class Engine:
@@ -47,23 +47,23 @@ class Engine:
         runtime: Runtime,
         max_waiting: int = 1024,
         observer: Observer | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        """Compiles all plans and starts the runtime. ``max_waiting``: requests that may wait for a slot."""
+        """Compiles all plans and starts the runtime. ``max_waiting``: requests that may wait for a slot. ``policy``:
+        chooses K for every step; without one each step is as deep as its requests can use."""
         self.graph, self.sizes, self.shape = graph, compiler.sizes, compiler.shape
         self.k_max, self.max_waiting = self.sizes.k_max, max_waiting
-        compiled = [compiler.plan(graph, k) for k in depths(self.k_max)]
+        compiled = [compiler.plan(graph, k) for k in depths(self.k_max, every=policy is not None)]
         plans, self.cache_report = [plan for plan, _ in compiled], compiled[-1][1]
         prefill = follow(prefill, graph, compiler.lookup, "cpu:0")
         fills = [compiler.plan(prefill, self.k_max, rows=rows)[0] for rows in (None, self.sizes.tile)]
-        self.runtime, self.observer = runtime, observer or Observer()
+        self.runtime, self.observer, self.policy = runtime, observer or Observer(), policy
         bound = runtime.bind([*plans, *fills])
         self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-2]}
         self._prefill, self._replay = bound[-2:]
-        for b, known in ((bound[0], DRIVER_INPUTS), (self._prefill, PREFILL_INPUTS)):
-            for name in b.inputs:
-                if name not in known:
-                    raise PlanError(f"graph {b.plan.name!r}: the driver has no input {name!r}{nearest(name, known)}")
-        self._mtp = needs_mtp(graph)
+        for b, known in ((bound[0], STEP), (self._prefill, FILL)):
+            check_names(b.inputs, known, b.plan.name)
+        self._mtp, self._keeps = needs_mtp(graph), keeps_recent(graph)
         self._slots = SlotTable(self.sizes.max_num_seqs)
         geometry = self.sizes.geometry()
         self._pages = PagePool(geometry.num_pages, self.sizes.page_size, self.sizes.max_num_seqs)
@@ -165,7 +165,7 @@ class Engine:
         began = time.monotonic_ns()
         bound, depth = self.prepare_step(batch)
         out = yield from call(self.runtime.start(bound))
-        self._post_process(batch, depth, {name: t.numpy() for name, t in out.items()}, listen)
+        self._post_process(batch, bound.plan, depth, {name: t.numpy() for name, t in out.items()}, listen)
         self._recovery.succeeded(batch, list(self._live.values()))
         self.observer.stepped(self.runtime, bound.plan, began, batch)
 
@@ -174,7 +174,13 @@ class Engine:
         run."""
         batch = list(self._live.values()) if batch is None else batch
         depth = {live.slot.index: self._depth(live) for live in batch}
-        return self._schedule(batch, depth), depth
+        k = max(depth.values())
+        if self.policy is not None:
+            # Rows that no drafter has seen wait in M places; before those are all taken, some step must draft.
+            full = any(depth[live.slot.index] and live.num_recent > self.k_max for live in batch)
+            k = self.policy.choose([(live.evidence, depth[live.slot.index]) for live in batch], least=int(full))
+            depth = {n: min(d, k) for n, d in depth.items()}
+        return self._schedule(batch, depth, k), depth
 
     def journal(self, slot: int) -> tuple[int, ...]:
         """New tokens committed so far by the request in ``slot``."""
@@ -191,32 +197,13 @@ class Engine:
         """Tokens that the request may still get: its own limit, and the context's."""
         return min(live.request.max_new_tokens - live.made, self.sizes.max_model_len - len(live.tokens))
 
-    def _schedule(self, batch: Sequence[Live], depth: dict[int, int]) -> Bound:
+    def _schedule(self, batch: Sequence[Live], depth: dict[int, int], k: int) -> Bound:
         """Reserve pages for every window, pick the plan, and write the step's metadata."""
-        deepest = max(depth.values())
-        bound = self._decode[min(k for k in self._decode if k >= deepest)]
-        bound.plan.covers(len(batch), deepest)
-        for array in bound.inputs.values():
-            array.fill(-1)
+        bound = self._decode[min(known for known in self._decode if known >= k)]
+        bound.plan.covers(len(batch), k)
         for live in batch:
-            n = live.slot.index
-            self._reserve(n, len(live.tokens) + depth[n])
-            values = {
-                "tail": live.tokens[-1],
-                "position": len(live.tokens) - 1,
-                "depth": depth[n],
-                "num_recent": live.num_recent,
-            }
-            for name, value in values.items():
-                if name in bound.inputs:
-                    bound.inputs[name][n] = value
-            if live.num_recent and "recent" in bound.inputs:
-                bound.inputs["recent"][n, : live.num_recent] = live.tokens[-live.num_recent :]
-            if "history" in bound.inputs:
-                bound.inputs["history"][n, : len(live.tokens)] = live.tokens
-        if "num_recent" in bound.inputs:
-            np.maximum(bound.inputs["num_recent"], 0, out=bound.inputs["num_recent"])
-        bound.inputs["pages"][:] = self._table
+            self._reserve(live.slot.index, len(live.tokens) + depth[live.slot.index])
+        write_step(bound.inputs, batch, depth, self._table)
         return bound
 
     def _reserve(self, slot: int, positions: int) -> None:
@@ -224,7 +211,12 @@ class Engine:
         self._table[slot, : len(pages)] = pages
 
     def _post_process(
-        self, batch: Sequence[Live], depth: dict[int, int], out: dict[str, np.ndarray], listen: Listener | None
+        self,
+        batch: Sequence[Live],
+        plan: Plan,
+        depth: dict[int, int],
+        out: dict[str, np.ndarray],
+        listen: Listener | None,
     ) -> None:
         proposed = out.get("proposed")
         for live in batch:
@@ -233,8 +225,11 @@ class Engine:
             drafts = depth[n] if proposed is None else int(proposed[n])
             kept, reason = self._cut(live, new)
             live.tokens.extend(kept)
-            live.num_recent = len(new)
+            waited = live.num_recent if self._keeps and not plan.num_speculative_tokens else 0
+            live.num_recent = min(waited + len(new), self.k_max + 1)
             live.drafts, live.accepted = drafts, int(out["accepted"][n])
+            if self.policy is not None:
+                self.policy.observe(live.evidence, depth[n], live.accepted)
             live.counts.add(drafts, min(live.accepted, len(kept)), len(kept))
             if listen is not None and kept:
                 listen(live.index, kept)
@@ -277,6 +272,8 @@ class Engine:
                 self._finish(live, "context")
                 continue
             live.slot = self._slots.lease()
+            if self.policy is not None:
+                live.evidence = self.policy.new()
             self._live[live.slot.index] = live
             self._reserve(live.slot.index, len(live.tokens))
 
@@ -296,14 +293,7 @@ class Engine:
 
     def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]]) -> Flow[Outputs]:
         began = time.monotonic_ns()
-        for array in bound.inputs.values():
-            array.fill(-1)
-        for i, (live, p) in enumerate(rows):
-            bound.inputs["tokens"][i], bound.inputs["positions"][i] = live.tokens[p], p
-            bound.inputs["slots"][i] = live.slot.index
-            if "following" in bound.inputs:
-                bound.inputs["following"][i] = live.tokens[p + 1]
-        bound.inputs["pages"][:] = self._table
+        write_fill(bound.inputs, rows, self._table)
         out = yield from call(self.runtime.start(bound))
         self.observer.filled(self.runtime, bound.plan, began, rows)
         return out

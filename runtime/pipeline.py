@@ -8,9 +8,11 @@ with open_pipeline("mtp.yaml", num_speculative_tokens=3) as pipeline:
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 
 from draftline.compiler.cache import CacheReport
 from draftline.compiler.compile import Dump
+from draftline.compiler.costs import DISPATCH
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
@@ -27,7 +30,11 @@ from draftline.stages.models.core import ModelFiles, Shape
 from draftline.stages.models.registry import check_weights, locate, read_shape, uses_native
 from draftline.stages.registry import extended
 
-from .deployment import DTYPES, Compiler, Sizes, check, check_memory, load, needs_mtp
+from .adaptive import Chunks, DepthPolicy
+from .calibrate import measure
+from .calibration import store
+from .costing import NO_COSTS, STORED, Costs, find
+from .deployment import DTYPES, Compiler, Lookup, Sizes, check, check_memory, load, needs_mtp
 from .engine import Engine
 from .inline import InlineRuntime
 from .observers import Observers
@@ -41,6 +48,7 @@ from .workers.cores import available, share
 from .workers.group import WorkerGroup
 from .workers.launch import Launch, Limits
 
+log = logging.getLogger("draftline")
 PLAIN_PREFILL = "prefill.yaml"
 
 
@@ -66,6 +74,7 @@ class Prepared:
     shape: Shape
     files: ModelFiles
     compiler: Compiler
+    costs: Costs = NO_COSTS
 
     def plan(self, dump: Dump | None = None) -> tuple[Plan, CacheReport | None]:
         """The plan for this K."""
@@ -79,12 +88,14 @@ def prepare(
     prefill: Graph | None = None,
     plan_cache: Path | None = None,
     stages: Mapping[str, type[Any]] = MappingProxyType({}),
+    costs: str = STORED,
     **wishes: Any,
 ) -> Prepared:
     """Load the graph and check it against the model and the wishes (names of a graph's ``settings``).
 
     ``source`` is the path or name that a ``Graph`` came from: its prefill graph is looked for beside it. ``stages``:
-    stage classes of your own by the names that the graph gives them, wherever they were defined.
+    stage classes of your own by the names that the graph gives them, wherever they were defined. ``costs``: ``stored``
+    (measured on this machine before, else assumed), ``assumed``, or a file that ``--calibrate`` wrote.
     Raises GraphError, UsageError, ModelError.
     """
     if isinstance(graph, str):
@@ -100,9 +111,28 @@ def prepare(
         prefill = resolve_prefill(graph, source)
     if prefill is None:
         raise UsageError(f"graph {graph.name!r} names no prefill graph; add the key prefill, such as {PLAIN_PREFILL}")
-    return Prepared(
-        graph, prefill, settings, chosen, shape, files, Compiler(chosen, shape, extended(stages), plan_cache)
-    )
+    found = find(costs, graph, files, settings, chosen)
+    compiler = Compiler(chosen, shape, extended(stages), plan_cache, found.table)
+    return Prepared(graph, prefill, settings, chosen, shape, files, compiler, found)
+
+
+def calibrated(prepared: Prepared) -> Prepared:
+    """``prepared`` by costs that are measured now, and stored. Loads the model, in this process and in workers, and
+    lets go of it. Raises what a run would, and UsageError if the figures cannot be stored."""
+    p = prepared
+    check_memory(p.settings.model, p.settings.mtp, p.sizes, 1)
+
+    def start(runtime: str, lookup: Lookup, graph: Graph) -> Runtime:
+        settings = replace(p.settings, runtime=runtime, replicas=1)
+        compiler = replace(p.compiler, lookup=lookup)
+        wanted = replace(p, settings=settings, compiler=compiler, graph=graph)
+        return start_runtime(wanted, RunOptions(trace=Path(os.devnull)), 0)  # times of segments are kept, not written
+
+    record = measure(p.graph, p.prefill, p.compiler, start, p.settings.runtime)
+    assert p.costs.path is not None
+    store(p.costs.path, p.costs.of, record)
+    costs = replace(p.costs, table=record.table(), record=record)
+    return replace(p, costs=costs, compiler=replace(p.compiler, costs=costs.table))
 
 
 class Pipeline:
@@ -111,6 +141,9 @@ class Pipeline:
     def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
         s = prepared.settings
         check_memory(s.model, s.mtp, prepared.sizes, s.replicas)
+        if prepared.sizes.adaptive and prepared.costs.record is None:
+            log.warning("measuring what steps cost here, once for this machine, model and size")
+            prepared = calibrated(prepared)
         self.prepared, self.text = prepared, Text(prepared.files.folder)
         self.observers = Observers(options.trace, options.metrics_port)
         self.engines: list[Engine] = []
@@ -129,7 +162,8 @@ class Pipeline:
     def _engine(self, runtime: Runtime, group: int) -> Engine:
         p = self.prepared
         observer = self.observers.of(group)
-        return Engine(p.graph, p.prefill, p.compiler, runtime, p.settings.max_waiting, observer)
+        policy = depth_policy(p) if p.sizes.adaptive else None
+        return Engine(p.graph, p.prefill, p.compiler, runtime, p.settings.max_waiting, observer, policy)
 
     @property
     def engine(self) -> Engine:
@@ -165,6 +199,24 @@ class Pipeline:
     def run(self, requests: Sequence[Request], listen: Listener | None = None) -> list[Output]:
         """Run requests to their ends, in order. Raises RequestError before anything runs."""
         return generate(self.engines, requests, listen)
+
+
+def depth_policy(prepared: Prepared) -> DepthPolicy:
+    """Chooses K per step by the measured costs. Raises PlanError if a depth was not measured."""
+    p, record = prepared, prepared.costs.record
+    chunks = []
+    for k in range(p.sizes.k_max + 1):
+        layout, costs = p.compiler.plan(p.graph, k)[0].layout, p.costs.table
+        tile = p.sizes.tile
+        chunks.append(
+            Chunks(
+                tuple(chunk.start for chunk in layout.chunks[1:]),
+                layout.chosen.requests,
+                costs.micros("verify", tile),
+                costs.micros(DISPATCH, tile) + costs.micros("accept.greedy", tile),
+            )
+        )
+    return DepthPolicy(record.steps if record is not None else (), p.sizes.k_max, chunks)
 
 
 def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtime:

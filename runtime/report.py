@@ -9,6 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
+from .calibration import Record
 from .request import Output
 
 
@@ -32,6 +33,16 @@ def json_line(prompt: str, text: str, output: Output) -> str:
             "timing": {"prefill": round(output.prefill_seconds, 6), "decode": round(output.decode_seconds, 6)},
         }
     )
+
+
+def costs_table(record: Record) -> str:
+    """What a calibration found: calls of stages, then whole steps."""
+    lines = [f"measured for max_num_seqs={record.max_num_seqs}, K up to {record.k_max}"]
+    rows = [("stage", "width", "us")]
+    rows += [(e.stage, str(e.width or "any"), f"{e.micros:.1f}") for e in record.entries]
+    rows += [(f"step K={s.depth}", f"{s.requests} req", f"{s.micros:.1f}") for s in record.steps]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join([*lines, *(f"  {a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)])
 
 
 def summary(outputs: Sequence[Output], seconds: float, waves: int, captures: int, file: IO[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from draftline.graph.errors import RequestError
 
+from .adaptive import Evidence
 from .slots import Slot
 
 FinishReason = Literal["stop", "length", "context", "error"]
@@ -108,7 +109,8 @@ class Live:
     """A request that waits or runs, with its journal: ``tokens`` are the prompt and what was committed.
 
     ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens came in the last
-    step, of ``drafts`` drafts ``accepted``. ``strikes``: failures while it ran alone."""
+    step, of ``drafts`` drafts ``accepted``; at K=0 they wait for a step that drafts, up to M. ``strikes``: failures
+    while it ran alone. ``evidence``: what adaptive depth knows of its drafts."""
 
     index: int
     request: Request
@@ -120,6 +122,7 @@ class Live:
     accepted: int = 0
     strikes: int = 0
     counts: Counts = field(default_factory=Counts)
+    evidence: Evidence = field(default_factory=lambda: Evidence(0))
     queued: float = 0.0
     began: float = 0.0
     began_ns: int = 0

@@ -6,6 +6,7 @@ Knows: defaults, precedence (caller over graph over default), ranges. Does not k
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,8 +39,25 @@ DEFAULTS: Mapping[str, Any] = {
     "start_timeout": 120.0,
 }
 
+AUTO = 7
+"""The most drafts of adaptive depth where nobody says: with the tail, one chunk of eight rows."""
+
 _LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_waiting": 0, "threads": 0}
 """Smallest value of an integer setting where that is not 1."""
+
+
+def parse_depth(value: Any, where: str = "num_speculative_tokens", shown: str = "") -> tuple[int, bool]:
+    """(the most drafts per step, whether each step chooses its own number) of an integer, ``auto`` or ``auto:N``.
+    Raises UsageError that names ``where`` and the value as ``shown``."""
+    if isinstance(value, str):
+        if match := re.fullmatch(r"auto(?::([1-9]\d{0,3}))?", value.strip()):
+            return int(match[1] or AUTO), True
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value, False
+    raise UsageError(
+        f"{where} is {shown or repr(value)}; an integer of 0 or more is wanted, or auto, or auto:N for at most N"
+    )
+
 
 KERNELS = ("auto", "reference", "native")
 RUNTIMES = ("inline", "zmq")
@@ -68,6 +86,8 @@ class Settings:
     max_restarts: int
     stage_timeout: float
     start_timeout: float
+    adaptive: bool = False
+    """Whether each step chooses how many drafts, up to num_speculative_tokens."""
     asked_max_model_len: bool = False
     """Whether anybody asked for max_model_len; a default gives way to a smaller model, a wish does not."""
 
@@ -77,6 +97,7 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
     own = dict(graph.settings)
     wanted = {k: v for k, v in wishes.items() if v is not None}
     values = {**DEFAULTS, **own, **wanted}
+    values["num_speculative_tokens"], adaptive = parse_depth(values["num_speculative_tokens"])
     for name, value in values.items():
         if isinstance(DEFAULTS[name], bool):
             if not isinstance(value, bool):
@@ -94,7 +115,7 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
         raise UsageError(f"kernels is {values['kernels']!r}; known: {', '.join(KERNELS)}")
     if values["runtime"] not in RUNTIMES:
         raise UsageError(f"runtime is {values['runtime']!r}; known: {', '.join(RUNTIMES)}")
-    return Settings(**values, asked_max_model_len="max_model_len" in wanted)
+    return Settings(**values, adaptive=adaptive, asked_max_model_len="max_model_len" in wanted)
 
 
 def sizes(settings: Settings, shape: Shape) -> Sizes:
@@ -117,4 +138,5 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         overlap=settings.overlap,
         kernels=settings.kernels,
         stage_timeout=float(settings.stage_timeout),
+        adaptive=settings.adaptive,
     )

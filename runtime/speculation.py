@@ -13,22 +13,21 @@ from collections.abc import Callable
 
 from draftline.graph.errors import UsageError, nearest
 
+from .settings import parse_depth
+
 METHODS = {"mtp": "draft.mtp", "ngram": "draft.ngram"}
 _KEYS = ("method", "num_speculative_tokens")
 
 
-def depth(text: str) -> int:
-    """An integer ≥ 0 from a flag. Raises UsageError."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0 or not text.strip().lstrip("+").isdigit():
-        raise UsageError(f"--num-speculative-tokens/-K is {text!r}; an integer of 0 or more is wanted")
+def depth(text: str) -> int | str:
+    """An integer ≥ 0, ``auto`` or ``auto:N`` from a flag. Raises UsageError."""
+    plain = text.strip().removeprefix("+")
+    value: int | str = int(plain) if plain.isascii() and plain.isdigit() else text
+    parse_depth(value, "--num-speculative-tokens/-K")
     return value
 
 
-def config(text: str) -> tuple[str | None, int | None]:
+def config(text: str) -> tuple[str | None, int | str | None]:
     """(method, K) of ``--speculative-config``. Raises UsageError."""
     flag = "--speculative-config"
     try:
@@ -45,14 +44,13 @@ def config(text: str) -> tuple[str | None, int | None]:
         raise UsageError(f"{flag}: method is {method!r}{nearest(str(method), METHODS)}")
     if k is None:
         raise UsageError(f"{flag}: num_speculative_tokens is missing")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-        raise UsageError(f"{flag}: num_speculative_tokens is {json.dumps(k)}; an integer of 0 or more is wanted")
+    parse_depth(k, f"{flag}: num_speculative_tokens", json.dumps(k))
     return method, k
 
 
-def resolve(args: argparse.Namespace, warn: Callable[[str], None]) -> tuple[int | None, str | None]:
-    """(K, stage that must draft) of the flags; None where no flag says. Raises UsageError on conflicts."""
-    said: dict[str, int] = {}
+def resolve(args: argparse.Namespace, warn: Callable[[str], None]) -> tuple[int | str | None, str | None]:
+    """(K or auto, stage that must draft) of the flags; None where no flag says. Raises UsageError on conflicts."""
+    said: dict[str, int | str] = {}
     method = None
     if args.num_speculative_tokens is not None:
         said["--num-speculative-tokens/-K"] = depth(args.num_speculative_tokens)

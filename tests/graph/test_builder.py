@@ -64,6 +64,8 @@ def mtp() -> Graph:
         accepted=check.accepted,
         depth=depth,
         streams=check.streams,
+        recent_streams=streams,
+        num_recent=num,
     )
     g.output(tokens=commit.tokens, count=commit.count, accepted=check.accepted)
     g.state(streams=commit.streams)
@@ -112,7 +114,10 @@ def test_wrong_words_are_answered_at_once():
         g.settings(tyle=16)
     with pytest.raises(GraphError, match="setting 'tile': Input should be greater than or equal to 1, not 0"):
         g.settings(tile=0)
-    with pytest.raises(GraphError, match="setting 'num_speculative_tokens': Input should be a valid integer, not True"):
+    with pytest.raises(
+        GraphError,
+        match="setting 'num_speculative_tokens': an integer ≥ 0 is wanted, or auto, or auto:N for at most N, not True",
+    ):
         g.settings(num_speculative_tokens=True)
     with pytest.raises(GraphError, match="input 'x': unknown dtype 'int65'; did you mean 'int64'"):
         g.input("x", ["N"], "int65")

@@ -71,11 +71,11 @@ CASES = [
     (changed("  tile: 8", "  tile: '8'"), "f.yaml:4: settings.tile: Input should be a valid integer"),
     (
         changed("  tile: 8", "  num_speculative_tokens: -1"),
-        "f.yaml:4: settings.num_speculative_tokens: Input should be",
+        "f.yaml:4: settings.num_speculative_tokens: an integer ≥ 0 is wanted, or auto",
     ),
     (
         changed("  tile: 8", "  num_speculative_tokens: false"),
-        "f.yaml:4: settings.num_speculative_tokens: Input should",
+        "f.yaml:4: settings.num_speculative_tokens: an integer ≥ 0 is wanted, or auto",
     ),
     (changed("  tile: 8", "  dtype: fp16"), "f.yaml:4: settings.dtype: Input should be 'fp32' or 'bf16'"),
     (changed("dtype: int64}", "dtype: int65}"), "f.yaml:6: inputs.x.dtype: Input should be 'int64'"),
@@ -165,6 +165,7 @@ def test_names_and_paths(tmp_path, monkeypatch):
     [
         ("settings.tile=16", "tile", 16),
         ("settings.num_speculative_tokens=0", "num_speculative_tokens", 0),
+        ("settings.num_speculative_tokens=auto:5", "num_speculative_tokens", "auto:5"),
         ("settings.model=other", "model", "other"),
     ],
 )
@@ -189,7 +190,7 @@ def test_overrides_elsewhere():
         ("=3", "KEY.KEY=VALUE is wanted"),
         ("settings..tile=3", "KEY.KEY=VALUE is wanted"),
         ("settings.tile=[", "the value is not YAML"),
-        ("settings.num_speculative_tokens=true", "settings.num_speculative_tokens: Input should be a valid integer"),
+        ("settings.num_speculative_tokens=true", "settings.num_speculative_tokens: an integer ≥ 0 is wanted"),
     ],
 )
 def test_bad_overrides(override, says):

@@ -14,6 +14,7 @@ from scripted import Scripted, Wilful, loaded
 from benchmarks.training.train import initial
 from draftline.graph.core import Graph
 from draftline.graph.yaml import load_graph
+from draftline.runtime.adaptive import Policy
 from draftline.runtime.deployment import Compiler, Sizes
 from draftline.runtime.engine import Engine
 from draftline.runtime.inline import InlineRuntime
@@ -55,13 +56,15 @@ def tiny_model(sizes: Sizes, dtype: torch.dtype = torch.float32) -> Loaded:
     )
 
 
-def engine_of(model: Loaded, sizes: Sizes, graph: Graph | str = "mtp.yaml", lookup: Any = None) -> Engine:
+def engine_of(
+    model: Loaded, sizes: Sizes, graph: Graph | str = "mtp.yaml", lookup: Any = None, policy: Policy | None = None
+) -> Engine:
     """An engine over a model; prefill as the command line chooses it."""
     graph = load_graph(graph) if isinstance(graph, str) else graph
     mtp = graph.prefill == "prefill-mtp.yaml" and sizes.k_max
     prefill = load_graph("prefill-mtp.yaml" if mtp else "prefill.yaml")
     compiler = Compiler(sizes, model.shape) if lookup is None else Compiler(sizes, model.shape, lookup)
-    return Engine(graph, prefill, compiler, InlineRuntime(model, compiler.lookup))
+    return Engine(graph, prefill, compiler, InlineRuntime(model, compiler.lookup), policy=policy)
 
 
 def scripted_engine(target: Scripted, drafter: Wilful | None, graph: str = "mtp.yaml", **sizes: Any) -> Engine:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from engines import SIZES, engine_of, run, tiny_model
 from test_lossless import prompt
 
+from draftline.runtime.adaptive import Evidence
 from draftline.runtime.request import Request
 from draftline.runtime.running import drive
 from draftline.stages.caches.core import ring_length
@@ -75,6 +78,70 @@ def test_drafter_cache_holds_the_truth(k, right):
     got, want = drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
     assert want.abs().sum() > 0
     assert (got - want).abs().max() <= 1e-4
+
+
+@dataclass
+class Told:
+    """A policy that takes the depths that it was told, in turn."""
+
+    depths: Iterator[int]
+    least: list[int] = field(default_factory=list)
+
+    def new(self) -> Evidence:
+        return Evidence(0)
+
+    def observe(self, own: Evidence, asked: int, accepted: int) -> None:
+        pass
+
+    def choose(self, batch: Sequence[tuple[Evidence, int]], least: int = 0) -> int:
+        self.least.append(least)
+        return min(next(self.depths), max(cap for _, cap in batch))
+
+
+@pytest.mark.parametrize("schedule", [(3, 0, 0, 0), (2, 0), (0, 1, 0, 0, 3), (1, 0, 0, 0)])
+def test_drafter_cache_holds_the_truth_after_steps_without_drafts(schedule):
+    k, p = 3, prompt(29, 3)
+    sizes = replace(SIZES_1, num_speculative_tokens=k)
+    model = tiny_model(sizes)
+    policy = Told(itertools.cycle(schedule))
+    engine = engine_of(model, sizes, policy=policy)
+    engine.add(0, Request(tuple(p), 60, ignore_eos=True))
+    for _ in range(3 * len(schedule)):
+        engine.step()
+    policy.depths = iter([k])
+    text = [*p, *engine.journal(0)]
+    bound, _ = engine.prepare_step()
+    with torch.inference_mode():
+        stage, wave = next(bound.active_runs())
+        stage.stage(stage.run.call(wave), stage.inputs, stage.outputs)
+    # Brought up to date in one call, by rows that waited for it: as if the text were one prefilled prompt.
+    fresh_model = tiny_model(sizes)
+    fresh = engine_of(fresh_model, sizes)
+    fresh.add(0, Request(tuple(text), 1, ignore_eos=True))
+    fresh._admit()
+    drive(fresh._fill(list(fresh._live.values())))
+    size = ring_length(8, model.geometry)
+    rows = [q % size for q in range(len(text) - 1 - 8, len(text) - 1)]
+    got, want = model.drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
+    assert want.abs().sum() > 0
+    assert (got - want).abs().max() <= 1e-4
+
+
+def test_a_step_must_draft_before_rows_are_lost():
+    """M = K + 1 = 4 rows can wait: the policy is told when all places are taken, and tokens are right even if it does
+    not listen."""
+    k, p = 3, prompt(29, 3)
+    sizes = replace(SIZES_1, num_speculative_tokens=k)
+    policy = Told(itertools.chain([1], itertools.repeat(0)))
+    [output] = run(engine_of(tiny_model(sizes), sizes, policy=policy), [p], 24, ignore_eos=True)
+    accepted = output.counts.accepted[0] if output.counts.accepted else 0
+    waiting = 1 + accepted  # rows of the step that drafted
+    wanted = [0] + [int(waiting + i > k) for i in range(len(policy.least) - 1)]
+    wanted[-1] = 0  # the last token: nobody can use a draft
+    assert policy.least == wanted
+    plain = replace(SIZES_1, num_speculative_tokens=0)
+    [truth] = run(engine_of(tiny_model(plain), plain, "ar.yaml"), [p], 24, ignore_eos=True)
+    assert output.token_ids == truth.token_ids
 
 
 def test_k_calls_whatever_the_number_of_requests():

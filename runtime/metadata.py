@@ -1,0 +1,62 @@
+"""A call's metadata: what the driver tells a plan of the requests, as int64 arrays that travel in one copy.
+
+Knows: the names of the driver's inputs and what each holds. Does not know: plans, who is admitted, how a call runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from draftline.graph.errors import PlanError, nearest
+
+from .request import Live
+
+Arrays = Mapping[str, np.ndarray]
+
+STEP = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
+FILL = ("tokens", "following", "positions", "slots", "pages")
+
+
+def check_names(inputs: Arrays, known: Sequence[str], graph: str) -> None:
+    """Raises PlanError for an input that the driver has nothing for."""
+    for name in inputs:
+        if name not in known:
+            raise PlanError(f"graph {graph!r}: the driver has no input {name!r}{nearest(name, known)}")
+
+
+def write_step(inputs: Arrays, batch: Sequence[Live], depth: Mapping[int, int], table: np.ndarray) -> None:
+    """Fill a decode step's inputs: a row per slot, -1 where nobody is. ``depth``: by slot. ``table``: block table."""
+    for array in inputs.values():
+        array.fill(-1)
+    for live in batch:
+        n = live.slot.index
+        values = {
+            "tail": live.tokens[-1],
+            "position": len(live.tokens) - 1,
+            "depth": depth[n],
+            "num_recent": live.num_recent,
+        }
+        for name, value in values.items():
+            if name in inputs:
+                inputs[name][n] = value
+        if live.num_recent and "recent" in inputs:
+            inputs["recent"][n, : live.num_recent] = live.tokens[-live.num_recent :]
+        if "history" in inputs:
+            inputs["history"][n, : len(live.tokens)] = live.tokens
+    if "num_recent" in inputs:
+        np.maximum(inputs["num_recent"], 0, out=inputs["num_recent"])
+    inputs["pages"][:] = table
+
+
+def write_fill(inputs: Arrays, rows: Sequence[tuple[Live, int]], table: np.ndarray) -> None:
+    """Fill a prefill or replay call's inputs: a row per (request, position), -1 in pad rows."""
+    for array in inputs.values():
+        array.fill(-1)
+    for i, (live, p) in enumerate(rows):
+        inputs["tokens"][i], inputs["positions"][i] = live.tokens[p], p
+        inputs["slots"][i] = live.slot.index
+        if "following" in inputs:
+            inputs["following"][i] = live.tokens[p + 1]
+    inputs["pages"][:] = table
