@@ -268,7 +268,7 @@ class OutputMatrix:
         rows, threads = len(x), torch.get_num_threads()
         x = x.contiguous()
         best = torch.empty(rows, dtype=torch.int64)
-        work = torch.empty(rows * self._hidden * 4 + rows * threads * 16 + 1024, dtype=torch.uint8)
+        work = torch.empty(rows * (self._hidden * 4 + threads * 16 + 8) + 1024, dtype=torch.uint8)
         self._lib.dl_head(
             ctypes.c_void_p(x.data_ptr()),
             ctypes.c_void_p(self._packed.data_ptr()),
