@@ -118,9 +118,10 @@ def check(
             f" but graph {graph.name!r} has no stage draft.model; use --graph draft-model.yaml, or give none"
         )
     if sizes.max_model_len > shape.max_len:
-        whose = f"of the model and its draft model {draft_model!r}" if draft_model else "of the model"
+        smaller = f" (the smaller of its own and that of draft model {draft_model!r})" if draft_model else ""
         raise UsageError(
-            f"--max-model-len {sizes.max_model_len} is more than max_position_embeddings={shape.max_len} {whose}"
+            f"--max-model-len {sizes.max_model_len} is more than the model's max_position_embeddings={shape.max_len}"
+            f"{smaller}"
         )
     for ratio in shape.ratios:
         if sizes.page_size % ratio:

@@ -88,9 +88,8 @@ def resolve(args: argparse.Namespace, warn: Callable[[str], None]) -> Wish:
         if k:
             raise UsageError(f"--no-enable-mtp asks for plain decoding and {flag} says K={k}; give one of them")
         k = 0
-    models = {
-        flag: m for flag, m in (("--draft-model", args.draft_model), ("--speculative-config", told.draft_model)) if m
-    }
-    if len(set(models.values())) > 1:
-        raise UsageError(" and ".join(f"{flag} names draft model {m!r}" for flag, m in models.items()) + "; give one")
-    return Wish(k, told.stage, next(iter(models.values()), None))
+    if args.draft_model and told.draft_model and args.draft_model != told.draft_model:
+        raise UsageError(
+            f"--draft-model says {args.draft_model!r} and --speculative-config says {told.draft_model!r}; give one of them"
+        )
+    return Wish(k, told.stage, args.draft_model or told.draft_model)
