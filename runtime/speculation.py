@@ -88,8 +88,7 @@ def resolve(args: argparse.Namespace, warn: Callable[[str], None]) -> Wish:
         if k:
             raise UsageError(f"--no-enable-mtp asks for plain decoding and {flag} says K={k}; give one of them")
         k = 0
-    if args.draft_model and told.draft_model and args.draft_model != told.draft_model:
-        raise UsageError(
-            f"--draft-model says {args.draft_model!r} and --speculative-config says {told.draft_model!r}; give one of them"
-        )
-    return Wish(k, told.stage, args.draft_model or told.draft_model)
+    own, other = args.draft_model, told.draft_model
+    if own and other and own != other:
+        raise UsageError(f"--draft-model says {own!r} and --speculative-config says {other!r}; give one of them")
+    return Wish(k, told.stage, own or other)

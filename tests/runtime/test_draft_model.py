@@ -11,7 +11,8 @@ import drafts
 import llamas
 import pytest
 import torch
-from engines import engine_of, run
+from engines import SIZES as V4_SIZES
+from engines import engine_of, run, tiny_model
 
 from draftline.runtime.deployment import Sizes
 from draftline.runtime.engine import Engine
@@ -98,6 +99,19 @@ def test_known_acceptance(k):
     alone = replace(sizes, num_speculative_tokens=0)
     engine = engine_of(drafts.model(target, draft, alone, "native"), alone, "ar.yaml")
     assert [o.token_ids for o in outputs] == [o.token_ids for o in run(engine, PROMPTS, NEW, ignore_eos=True)]
+
+
+@pytest.mark.parametrize("k", [3, 9])
+def test_a_v4_drafts_too(k):
+    """Rings, compressed entries and an indexer are position-addressed as pages are: always right about itself."""
+    sizes = replace(V4_SIZES, num_speculative_tokens=k)
+    twin = replace(tiny_model(sizes), drafter=None, draft_model=tiny_model(sizes).target)
+    prompts = [[i % 250 for i in range(n)] for n in (5, 127, 200)]
+    outputs = run(engine_of(twin, sizes, GRAPH), prompts, NEW, ignore_eos=True)
+    plain_sizes = replace(sizes, num_speculative_tokens=0)
+    truth = run(engine_of(tiny_model(plain_sizes), plain_sizes, "ar.yaml"), prompts, NEW, ignore_eos=True)
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in truth]
+    all_accepted(outputs, k)
 
 
 @pytest.mark.parametrize("k", [1, 3])
