@@ -21,8 +21,9 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, StageError, WorkerError, WorkerStartError
 
 from .adaptive import Policy
-from .deployment import Compiler, depths, keeps_recent, needs_mtp
-from .fill import fill_calls
+from .catch_up import CatchUp
+from .deployment import Compiler, depths
+from .fill import fill_calls, missed_calls
 from .metadata import FILL, STEP, check_names, write_fill, write_step
 from .observe import Observer
 from .pages import PagePool
@@ -63,7 +64,7 @@ class Engine:
         self._prefill, self._replay = bound[-2:]
         for b, known in ((bound[0], STEP), (self._prefill, FILL)):
             check_names(b.inputs, known, b.plan.name)
-        self._mtp, self._keeps = needs_mtp(graph), keeps_recent(graph)
+        self._catch_up = CatchUp.of(graph, compiler.lookup, self.k_max + 1)
         self._slots = SlotTable(self.sizes.max_num_seqs)
         geometry = self.sizes.geometry()
         self._pages = PagePool(geometry.num_pages, self.sizes.page_size, self.sizes.max_num_seqs)
@@ -142,6 +143,7 @@ class Engine:
         if batch:
             try:
                 yield from self._fill(batch)
+                yield from self._fill_missed(batch)
                 yield from self._decode_step(batch, listen)
             except (StageError, WorkerError) as error:
                 self.observer.failed(error)
@@ -188,8 +190,8 @@ class Engine:
 
     def _depth(self, live: Live) -> int:
         """K_eff: drafts that this request can still use, 0 … K (DESIGN §4.6)."""
-        if self._mtp and not live.num_recent:
-            return 0  # a prompt of one token: the drafter has no streams to start from yet
+        if not self._catch_up.can_draft(live):
+            return 0
         k = live.request.num_speculative_tokens
         return max(0, min(self.k_max if k is None else min(k, self.k_max), self._wanted(live) - 1))
 
@@ -218,15 +220,14 @@ class Engine:
         out: dict[str, np.ndarray],
         listen: Listener | None,
     ) -> None:
-        proposed = out.get("proposed")
+        proposed, drafting = out.get("proposed"), plan.num_speculative_tokens > 0
         for live in batch:
             n = live.slot.index
             new = [int(t) for t in out["tokens"][n, : out["count"][n]]]
             drafts = depth[n] if proposed is None else int(proposed[n])
             kept, reason = self._cut(live, new)
+            self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
             live.tokens.extend(kept)
-            waited = live.num_recent if self._keeps and not plan.num_speculative_tokens else 0
-            live.num_recent = min(waited + len(new), self.k_max + 1)
             live.drafts, live.accepted = drafts, int(out["accepted"][n])
             if self.policy is not None:
                 self.policy.observe(live.evidence, depth[n], live.accepted)
@@ -288,12 +289,22 @@ class Engine:
             yield from self._run_fill(bound, rows)
         for live in todo:
             live.prefill_seconds += time.perf_counter() - began
-            live.num_recent = 1 if self._mtp and len(live.tokens) > 1 else 0
+            self._catch_up.filled(live)
             live.cached = True
 
-    def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]]) -> Flow[Outputs]:
+    def _fill_missed(self, batch: Sequence[Live]) -> Flow[None]:
+        """Give the drafter what it missed in steps without drafts, for those who will draft now."""
+        todo = [live for live in batch if self._catch_up.behind(live) and self._depth(live)]
+        own = self._catch_up.own_model
+        for rows in missed_calls(todo, self.sizes.prefill_tile if own else self.sizes.tile):
+            yield from self._run_fill(self._prefill if own else self._replay, rows, target=not own)
+        for live in todo:
+            self._catch_up.filled(live)
+
+    def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]], target: bool = True) -> Flow[Outputs]:
+        """One call of rows (request, position); without ``target``, they are the draft model's alone."""
         began = time.monotonic_ns()
-        write_fill(bound.inputs, rows, self._table)
+        write_fill(bound.inputs, rows, self._table, target)
         out = yield from call(self.runtime.start(bound))
         self.observer.filled(self.runtime, bound.plan, began, rows)
         return out

@@ -21,3 +21,11 @@ def fill_calls(todo: Sequence[Live], prefill_tile: int, tile: int) -> Iterator[t
     for replay, rows, size in ((False, prompts, prefill_tile), (True, committed, tile)):
         for start in range(0, len(rows), size):
             yield replay, rows[start : start + size]
+
+
+def missed_calls(todo: Sequence[Live], size: int) -> Iterator[list[tuple[Live, int]]]:
+    """Yield (request, position) of each row before the tails that a drafter has not seen, ``size`` rows a call. They
+    are committed rows, so calls of T rows leave the target's entries, which they write again, bitwise as they are."""
+    rows = [(live, p) for live in todo for p in range(live.seen, len(live.tokens) - 1)]
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

@@ -16,7 +16,7 @@ from .request import Live
 Arrays = Mapping[str, np.ndarray]
 
 STEP = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
-FILL = ("tokens", "following", "positions", "slots", "pages")
+FILL = ("tokens", "following", "positions", "slots", "draft_slots", "pages")
 
 
 def check_names(inputs: Arrays, known: Sequence[str], graph: str) -> None:
@@ -32,17 +32,13 @@ def write_step(inputs: Arrays, batch: Sequence[Live], depth: Mapping[int, int], 
         array.fill(-1)
     for live in batch:
         n = live.slot.index
-        values = {
-            "tail": live.tokens[-1],
-            "position": len(live.tokens) - 1,
-            "depth": depth[n],
-            "num_recent": live.num_recent,
-        }
+        values = {"tail": live.tokens[-1], "position": len(live.tokens) - 1, "depth": depth[n]}
+        if "recent" in inputs:
+            told = values["num_recent"] = min(live.num_recent, inputs["recent"].shape[1])
+            inputs["recent"][n, :told] = live.tokens[len(live.tokens) - told :]
         for name, value in values.items():
             if name in inputs:
                 inputs[name][n] = value
-        if live.num_recent and "recent" in inputs:
-            inputs["recent"][n, : live.num_recent] = live.tokens[-live.num_recent :]
         if "history" in inputs:
             inputs["history"][n, : len(live.tokens)] = live.tokens
     if "num_recent" in inputs:
@@ -50,13 +46,17 @@ def write_step(inputs: Arrays, batch: Sequence[Live], depth: Mapping[int, int], 
     inputs["pages"][:] = table
 
 
-def write_fill(inputs: Arrays, rows: Sequence[tuple[Live, int]], table: np.ndarray) -> None:
-    """Fill a prefill or replay call's inputs: a row per (request, position), -1 in pad rows."""
+def write_fill(inputs: Arrays, rows: Sequence[tuple[Live, int]], table: np.ndarray, target: bool = True) -> None:
+    """Fill a prefill or replay call's inputs: a row per (request, position), -1 in pad rows. Without ``target``, they
+    are rows of the draft model alone."""
     for array in inputs.values():
         array.fill(-1)
     for i, (live, p) in enumerate(rows):
         inputs["tokens"][i], inputs["positions"][i] = live.tokens[p], p
-        inputs["slots"][i] = live.slot.index
+        if target:
+            inputs["slots"][i] = live.slot.index
+        if "draft_slots" in inputs:
+            inputs["draft_slots"][i] = live.slot.index
         if "following" in inputs:
             inputs["following"][i] = live.tokens[p + 1]
     inputs["pages"][:] = table

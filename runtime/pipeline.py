@@ -34,7 +34,7 @@ from .adaptive import Chunks, DepthPolicy
 from .calibrate import measure
 from .calibration import store
 from .costing import NO_COSTS, STORED, Costs, find
-from .deployment import DTYPES, Compiler, Lookup, Sizes, check, check_memory, load, needs_mtp
+from .deployment import DTYPES, Compiler, Lookup, Sizes, check, check_memory, load, models_of
 from .engine import Engine
 from .inline import InlineRuntime
 from .observers import Observers
@@ -42,7 +42,7 @@ from .replicas import generate
 from .request import Listener, Output, Request
 from .running import Runtime
 from .settings import Settings, merge, sizes
-from .text import Text
+from .text import Text, check_same_tokens
 from .threads import threads_for, weight_bytes
 from .workers.cores import available, share
 from .workers.group import WorkerGroup
@@ -101,10 +101,11 @@ def prepare(
     if isinstance(graph, str):
         source, graph = graph, load_graph(graph)
     settings = merge(graph, wishes)
-    files = locate(settings.model, settings.mtp)
+    files, lookup = locate(settings.model, settings.mtp, settings.draft_model), extended(stages)
     shape = read_shape(files)
     chosen = sizes(settings, shape)
-    check(graph, shape, chosen, settings.model)
+    check(graph, shape, chosen, settings.model, settings.draft_model, lookup)
+    check_same_tokens(files)
     if prefill is None and chosen.k_max == 0:
         prefill = load_graph(PLAIN_PREFILL)  # nothing drafts, so the drafter's cache stays unused
     if prefill is None:
@@ -112,7 +113,7 @@ def prepare(
     if prefill is None:
         raise UsageError(f"graph {graph.name!r} names no prefill graph; add the key prefill, such as {PLAIN_PREFILL}")
     found = find(costs, graph, files, settings, chosen)
-    compiler = Compiler(chosen, shape, extended(stages), plan_cache, found.table)
+    compiler = Compiler(chosen, shape, lookup, plan_cache, found.table)
     return Prepared(graph, prefill, settings, chosen, shape, files, compiler, found)
 
 
@@ -120,7 +121,7 @@ def calibrated(prepared: Prepared) -> Prepared:
     """``prepared`` by costs that are measured now, and stored. Loads the model, in this process and in workers, and
     lets go of it. Raises what a run would, and UsageError if the figures cannot be stored."""
     p = prepared
-    check_memory(p.settings.model, p.settings.mtp, p.sizes, 1)
+    check_memory(p.files, p.sizes, 1)
 
     def start(runtime: str, lookup: Lookup, graph: Graph) -> Runtime:
         settings = replace(p.settings, runtime=runtime, replicas=1)
@@ -140,7 +141,7 @@ class Pipeline:
 
     def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
         s = prepared.settings
-        check_memory(s.model, s.mtp, prepared.sizes, s.replicas)
+        check_memory(prepared.files, prepared.sizes, s.replicas)
         if prepared.sizes.adaptive and prepared.costs.record is None:
             log.warning("measuring what steps cost here, once for this machine, model and size")
             prepared = calibrated(prepared)
@@ -244,13 +245,14 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
                 threads=s.threads,
                 nbytes=nbytes,
                 mtp=s.mtp,
+                draft_model=s.draft_model,
                 transport=options.transport,
                 curve_keys=options.curve_keys,
             )
         )
     torch.set_num_threads(threads_for(s.threads, nbytes, len(available())))
-    uses = ("target", "drafter") if prepared.sizes.k_max and needs_mtp(prepared.graph) else ("target",)
-    return InlineRuntime(load(s.model, s.mtp, prepared.sizes, uses), compiler.lookup, options.trace is not None)
+    uses = models_of(prepared.graph, compiler.lookup) if prepared.sizes.k_max else ("target",)
+    return InlineRuntime(load(prepared.files, prepared.sizes, uses), compiler.lookup, options.trace is not None)
 
 
 def open_pipeline(graph: Graph | str, options: RunOptions = RunOptions(), **wishes: Any) -> Pipeline:

@@ -12,6 +12,7 @@ from engines import SIZES, engine_of, run, tiny_model
 from test_lossless import prompt
 
 from draftline.runtime.adaptive import Evidence
+from draftline.runtime.engine import Engine
 from draftline.runtime.request import Request
 from draftline.runtime.running import drive
 from draftline.stages.caches.core import ring_length
@@ -61,21 +62,23 @@ def test_drafter_cache_holds_the_truth(k, right):
     engine.step()
     while len(engine.journal(0)) <= new - k - 3:
         engine.step()
-    # The next step's first draft call catches up; run just that call.
+    assert_catches_up(engine, [*p, *engine.journal(0)])
+
+
+def assert_catches_up(engine: Engine, text: list[int]) -> None:
+    """The next step's first draft call leaves the MTP layer's cache as if ``text`` had been one prefilled prompt."""
     bound, _ = engine.prepare_step()
     with torch.inference_mode():
         stage, wave = next(bound.active_runs())
         stage.stage(stage.run.call(wave), stage.inputs, stage.outputs)
-    done = len(p) + len(engine.journal(0))
-    # A drafter that never drafted: the same text as one prefilled prompt.
-    fresh_model = tiny_model(sizes)
-    fresh = engine_of(fresh_model, sizes)
-    fresh.add(0, Request(tuple(text[:done]), 1, ignore_eos=True))
+    fresh_model = tiny_model(engine.sizes)
+    fresh = engine_of(fresh_model, engine.sizes)
+    fresh.add(0, Request(tuple(text), 1, ignore_eos=True))
     fresh._admit()
     drive(fresh._fill(list(fresh._live.values())))
-    size = ring_length(8, model.geometry)
+    size, done = ring_length(8, fresh_model.geometry), len(text)
     rows = [q % size for q in range(done - 1 - 8, done - 1)]  # all that the next draft can read
-    got, want = drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
+    got, want = engine.runtime.model.drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
     assert want.abs().sum() > 0
     assert (got - want).abs().max() <= 1e-4
 
@@ -109,39 +112,57 @@ def test_drafter_cache_holds_the_truth_after_steps_without_drafts(schedule):
     for _ in range(3 * len(schedule)):
         engine.step()
     policy.depths = iter([k])
-    text = [*p, *engine.journal(0)]
-    bound, _ = engine.prepare_step()
-    with torch.inference_mode():
-        stage, wave = next(bound.active_runs())
-        stage.stage(stage.run.call(wave), stage.inputs, stage.outputs)
-    # Brought up to date in one call, by rows that waited for it: as if the text were one prefilled prompt.
-    fresh_model = tiny_model(sizes)
-    fresh = engine_of(fresh_model, sizes)
-    fresh.add(0, Request(tuple(text), 1, ignore_eos=True))
-    fresh._admit()
-    drive(fresh._fill(list(fresh._live.values())))
-    size = ring_length(8, model.geometry)
-    rows = [q % size for q in range(len(text) - 1 - 8, len(text) - 1)]
-    got, want = model.drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
-    assert want.abs().sum() > 0
-    assert (got - want).abs().max() <= 1e-4
+    [live] = engine._live.values()
+    assert not engine._catch_up.behind(live)
+    # Brought up to date in one call, by rows that waited for it.
+    assert_catches_up(engine, [*p, *engine.journal(0)])
 
 
 def test_a_step_must_draft_before_rows_are_lost():
-    """M = K + 1 = 4 rows can wait: the policy is told when all places are taken, and tokens are right even if it does
-    not listen."""
+    """M = K + 1 = 4 rows can wait: the policy is told when all places are taken. If it does not listen, a row is lost
+    and all are filled anew; tokens are right in any case."""
     k, p = 3, prompt(29, 3)
     sizes = replace(SIZES_1, num_speculative_tokens=k)
     policy = Told(itertools.chain([1], itertools.repeat(0)))
     [output] = run(engine_of(tiny_model(sizes), sizes, policy=policy), [p], 24, ignore_eos=True)
     accepted = output.counts.accepted[0] if output.counts.accepted else 0
-    waiting = 1 + accepted  # rows of the step that drafted
-    wanted = [0] + [int(waiting + i > k) for i in range(len(policy.least) - 1)]
+    wanted, waiting = [0], 1 + accepted  # rows of the step that drafted
+    spare = 0  # after a fill the first of the rows that wait is in the cache already
+    for _ in policy.least[1:]:
+        waiting, spare = (1, 1) if waiting > k + 1 + spare else (waiting, spare)
+        wanted.append(int(waiting >= k + 1))
+        waiting += 1
     wanted[-1] = 0  # the last token: nobody can use a draft
     assert policy.least == wanted
+    assert sum(wanted) >= 3
     plain = replace(SIZES_1, num_speculative_tokens=0)
     [truth] = run(engine_of(tiny_model(plain), plain, "ar.yaml"), [p], 24, ignore_eos=True)
     assert output.token_ids == truth.token_ids
+
+
+@pytest.mark.parametrize("gap", [4, 7, 20])
+def test_drafter_cache_holds_the_truth_after_more_steps_than_can_wait(gap):
+    """M = 4 rows can wait; what is missing beyond that is filled from the target before it drafts again, and the
+    target's own caches are bitwise what they were."""
+    sizes, p = replace(SIZES_1, num_speculative_tokens=3), prompt(29, 3)
+    model = tiny_model(sizes)
+    engine = engine_of(model, sizes)
+    engine.add(0, Request(tuple(p), 60, ignore_eos=True))
+    engine.step()
+    depth, engine._depth = engine._depth, lambda live: 0
+    for _ in range(gap):
+        engine.step()
+    drive(engine._fill_missed(engine._live.values()))  # nobody drafts: nothing is done
+    engine._depth = depth
+    [live] = engine._live.values()
+    assert engine._catch_up.behind(live)
+    caches = [t for layer in model.target.caches for t in vars(layer).values() if t is not None]
+    before = [t.clone() for t in caches]
+    drive(engine._fill_missed([live]))
+    real = slice(None, -1)  # the last row takes what pad rows write
+    assert all(torch.equal(a[real], b[real]) for a, b in zip(caches, before, strict=True))
+    assert not engine._catch_up.behind(live)
+    assert_catches_up(engine, list(live.tokens))
 
 
 def test_k_calls_whatever_the_number_of_requests():
