@@ -15,7 +15,7 @@ import torch
 
 from draftline.compiler.cache import CacheReport, lookup_or_compile
 from draftline.compiler.compile import Dump, compile_graph
-from draftline.compiler.plan import Plan
+from draftline.compiler.plan import Kinds, Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
@@ -41,6 +41,7 @@ class Sizes:
     dtype: str
     overlap: bool = False
     kernels: Kernels = "auto"
+    layouts: Kinds = "bxs"
     stage_timeout: float = 60.0
 
     @property
@@ -128,6 +129,8 @@ class Compiler:
             "page_size": s.page_size,
             "prefill_tile": s.prefill_tile if rows is None else rows,
             "overlap": s.overlap,
+            "layouts": s.layouts,
+            "slot_per_row": self.shape.slot_per_row,
             "stage_timeout": s.stage_timeout,
             "max_depth": s.k_max,
             "dtype": s.dtype,

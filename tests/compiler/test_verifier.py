@@ -101,9 +101,9 @@ BREAKS = [
     ),
     ("WavesScheduled", lambda ir: edit_run(ir, "s1.verify", wave=0)),
     ("WavesScheduled", lambda ir: edit_program(ir, lambda code: [code[0], code[1], *code[1:]])),
-    ("ConditionsBool", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("nobody", 0))),
-    ("ConditionsBool", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.accepted", 0))),
-    ("ConditionsBool", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.live", -1))),
+    ("ConditionsCount", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("nobody", 0))),
+    ("ConditionsCount", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.accepted", 0))),
+    ("ConditionsCount", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.live", -1))),
     ("InstructionsOrdered", lambda ir: edit_program(ir, lambda code: code[1:])),
     (
         "InstructionsOrdered",
