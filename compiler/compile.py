@@ -85,8 +85,8 @@ def compile_graph(
     ``tile``: rows of a verify call (T). ``max_num_seqs``: slots (N). ``max_model_len`` (L) and ``page_size``
     in tokens, G = ceil(L / page_size). ``prefill_tile``: rows of a prefill call (P). ``max_depth``: the
     largest K of the deployment, M = max_depth + 1. ``dtype``: fp32 or bf16. ``model_dims``: the model's own
-    symbols (H, D). ``overlap``, ``layouts``, ``slot_per_row`` and ``stage_timeout`` as in ``Deployment``. ``lookup``: stage name to stage
-    class. ``dump`` sees the IR after each pass.
+    symbols (H, D). ``overlap``, ``layouts``, ``slot_per_row`` and ``stage_timeout`` as in ``Deployment``.
+    ``lookup``: stage name to stage class. ``dump`` sees the IR after each pass.
 
     Raises GraphError for a graph that breaks a rule, PlanError for one that cannot be compiled as asked.
     """

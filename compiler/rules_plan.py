@@ -15,7 +15,7 @@ from draftline.compiler.core import IR, ITEMSIZE, show
 from draftline.compiler.passes.buffers import ALIGN, lifetimes
 from draftline.compiler.passes.fuse import LIVE
 from draftline.compiler.plan import Condition, LiveAbove, RowsAbove
-from draftline.stages.core import Layout, Packed
+from draftline.stages.core import Packed
 
 
 def tile_divides(ir: IR) -> Iterator[str]:
@@ -26,15 +26,14 @@ def tile_divides(ir: IR) -> Iterator[str]:
 
 def waves_cover(ir: IR) -> Iterator[str]:
     """The waves of a chunk have a place for every slot; packed, for every row of every slot's window."""
-    if ir.layout and isinstance(ir.layout.chosen, Packed):
-        places, rows = ir.layout.waves_max * ir.layout.chosen.tile, ir.layout.chosen.rows * ir.deployment.max_num_seqs
-        if places < rows:
-            yield f"{ir.layout.waves_max} waves have {places} rows for {rows} of {ir.deployment.max_num_seqs} slots"
-    elif ir.layout and ir.layout.waves_max * ir.layout.chosen.requests < ir.deployment.max_num_seqs:
-        yield (
-            f"{ir.layout.waves_max} waves of {ir.layout.chosen.requests} requests serve fewer than"
-            f" {ir.deployment.max_num_seqs} slots"
-        )
+    if not ir.layout:
+        return
+    layout, waves, slots = ir.layout.chosen, ir.layout.waves_max, ir.deployment.max_num_seqs
+    if isinstance(layout, Packed):
+        if waves * layout.tile < slots * layout.rows:
+            yield f"{waves} waves of {layout.tile} rows serve fewer than {slots} slots of {layout.rows} rows"
+    elif waves * layout.requests < slots:
+        yield f"{waves} waves of {layout.requests} requests serve fewer than {slots} slots"
 
 
 def chunks_cover(ir: IR) -> Iterator[str]:
@@ -185,12 +184,12 @@ def waves_conditioned(ir: IR) -> Iterator[str]:
     ops = {op.name: op for op in ir.ops}
     for instruction in (i for worker in ir.workers for i in worker.instructions if i.segment in per_wave):
         for op in (ops[name] for name in per_wave[instruction.segment]):
-            packed = isinstance(chosen, Packed)
-            view = op.input(ir.stage(op.node).signature.packs if packed else LIVE)
-            wanted: Condition | None = None
-            if view is not None and isinstance(chosen, Packed):
-                wanted = RowsAbove(view.buffer, instruction.wave * chosen.tile)
-            elif view is not None and isinstance(chosen, Layout):
-                wanted = LiveAbove(view.buffer, instruction.wave * chosen.requests)
+            wanted: Condition | None
+            if isinstance(chosen, Packed):
+                rows = op.input(ir.stage(op.node).signature.packs)
+                wanted = RowsAbove(rows.buffer, instruction.wave * chosen.tile) if rows else None
+            else:
+                live = op.input(LIVE)
+                wanted = LiveAbove(live.buffer, instruction.wave * chosen.requests) if live else None
             if instruction.when != wanted:
                 yield f"{op.name} wave {instruction.wave} runs if {instruction.when}, not {wanted}"

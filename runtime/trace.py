@@ -151,8 +151,11 @@ def _served(plan: Plan, chunk: int, wave: int, info: StepInfo) -> list[int]:
     drafts before that were accepted. Packed, all their rows follow each other, and a wave is the next T of them."""
     layout = plan.layout.chosen
     if isinstance(layout, Packed):
-        rows = [r for _, depth, r in sorted((slot, depth, r) for r, (slot, depth, _) in info.requests.items())
-                for _ in range(depth + 1)]
+        rows = [
+            r
+            for _, depth, r in sorted((slot, depth, r) for r, (slot, depth, _) in info.requests.items())
+            for _ in range(depth + 1)
+        ]
         return list(dict.fromkeys(rows[wave * layout.tile : (wave + 1) * layout.tile]))
     first = chunk * layout.rows
     live = sorted((slot, r) for r, (slot, depth, accepted) in info.requests.items() if min(depth, accepted) >= first)

@@ -42,8 +42,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """A tile of T rows that holds rows of any windows. ``rows`` = K + 1: the one chunk is the whole window, whose active
-    rows, of all live slots in slot order and then column order, are cut into waves of T."""
+    """A tile of T rows that holds rows of any windows. ``rows`` = K + 1: the one chunk is the whole window. The active
+    rows of all live slots, in slot order and then column order, are cut into waves of T."""
 
     tile: int
     rows: int

@@ -104,6 +104,8 @@ BREAKS = [
     ("ConditionsCount", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("nobody", 0))),
     ("ConditionsCount", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.accepted", 0))),
     ("ConditionsCount", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.live", -1))),
+    ("WavesConditioned", lambda ir: edit_run(ir, "s1.verify", when=LiveAbove("pad.live", 0))),
+    ("WavesConditioned", lambda ir: edit_run(ir, "s3.verify", when=None)),
     ("InstructionsOrdered", lambda ir: edit_program(ir, lambda code: code[1:])),
     (
         "InstructionsOrdered",
