@@ -30,7 +30,7 @@ CASES = [
     (4, 8, "fp32", "mtp.yaml"),
     (9, 8, "bf16", "mtp.yaml"),
     (20, 8, "fp32", "mtp.yaml"),
-    (4, 16, "bf16", "mtp.yaml"),
+    (4, 16, "fp32", "mtp.yaml"),
     (20, 16, "fp32", "mtp.yaml"),
     (0, 8, "fp32", "ar.yaml"),
     (4, 8, "fp32", NGRAM),
@@ -152,12 +152,10 @@ class Streams:
         return out
 
 
-@pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("kernels", ["reference", "native"])
 def test_streams_of_a_row_are_bitwise_the_same(kernels):
     """Alone at K=0, in B×S with others, and packed with others: the last row at every committed position."""
-    torch.set_num_threads(2)
-    prompts, new = llama.PROMPTS[2:7], 12
+    prompts, new = llama.PROMPTS[2:5], 8
 
     def streams(k: int, layouts: str, which: list[int]) -> dict[tuple[int, int], torch.Tensor]:
         sizes = replace(llama.SIZES, num_speculative_tokens=k, dtype="bf16", layouts=layouts, max_num_seqs=len(which))
@@ -171,10 +169,10 @@ def test_streams_of_a_row_are_bitwise_the_same(kernels):
                 out[i, p] = seen.rows[slot, p, tokens[p]][-1]
         return out
 
-    alone = {key: row for i in range(5) for key, row in streams(0, "bxs", [i]).items()}
-    assert len(alone) == 5 * new
+    alone = {key: row for i in range(3) for key, row in streams(0, "bxs", [i]).items()}
+    assert len(alone) == 3 * new
     for k, layouts in ((2, "bxs"), (2, "packed"), (4, "packed"), (9, "packed")):
-        together = streams(k, layouts, list(range(5)))
+        together = streams(k, layouts, list(range(3)))
         assert together.keys() == alone.keys()
         assert all(torch.equal(together[key], row) for key, row in alone.items()), (k, layouts)
 
