@@ -44,8 +44,8 @@ def test_tokens_equal_plain_decoding(k, tile, dtype, graph):
     sizes = replace(PACKED, num_speculative_tokens=k, tile=tile, dtype=dtype)
     engine = engine_of(tiny_model(sizes, v4.DTYPES[dtype]), sizes, graph)
     captured = engine.runtime.captures
-    outputs = run(engine, v4.PROMPTS, v4.NEW, ignore_eos=True)
-    assert [(o.token_ids, o.finish_reason) for o in outputs] == v4.plain(dtype, tile)
+    outputs = run(engine, v4.PROMPTS[::2], v4.NEW, ignore_eos=True)
+    assert [(o.token_ids, o.finish_reason) for o in outputs] == v4.plain(dtype, tile)[::2]
     assert engine.num_free_pages == engine.sizes.geometry().num_pages
     assert engine.runtime.captures == captured
     assert {str(b.plan.layout.chosen) for b in engine.runtime.bound[:-2]} == {f"packed T{tile}"}
