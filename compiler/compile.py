@@ -24,7 +24,7 @@ from draftline.compiler.passes.overlap import Overlap
 from draftline.compiler.passes.place import Place
 from draftline.compiler.passes.schedule import Schedule
 from draftline.compiler.passes.unroll import Unroll
-from draftline.compiler.plan import FORMAT, Deadline, Plan, Segment, StageRun
+from draftline.compiler.plan import FORMAT, Deadline, Kinds, Plan, Segment, StageRun
 from draftline.compiler.verifier import verify
 from draftline.graph.core import Graph, canonical
 
@@ -74,6 +74,8 @@ def compile_graph(
     lookup: Lookup,
     device: str = "cpu:0",
     overlap: bool = False,
+    layouts: Kinds = "bxs",
+    slot_per_row: bool = False,
     stage_timeout: float = 60.0,
     costs: CostTable = DEFAULT_COSTS,
     dump: Dump | None = None,
@@ -83,8 +85,8 @@ def compile_graph(
     ``tile``: rows of a verify call (T). ``max_num_seqs``: slots (N). ``max_model_len`` (L) and ``page_size``
     in tokens, G = ceil(L / page_size). ``prefill_tile``: rows of a prefill call (P). ``max_depth``: the
     largest K of the deployment, M = max_depth + 1. ``dtype``: fp32 or bf16. ``model_dims``: the model's own
-    symbols (H, D). ``overlap`` and ``stage_timeout`` as in ``Deployment``. ``lookup``: stage name to stage
-    class. ``dump`` sees the IR after each pass.
+    symbols (H, D). ``overlap``, ``layouts``, ``slot_per_row`` and ``stage_timeout`` as in ``Deployment``.
+    ``lookup``: stage name to stage class. ``dump`` sees the IR after each pass.
 
     Raises GraphError for a graph that breaks a rule, PlanError for one that cannot be compiled as asked.
     """
@@ -100,6 +102,8 @@ def compile_graph(
         model_dims=model_dims,
         device=device,
         overlap=overlap,
+        layouts=layouts,
+        slot_per_row=slot_per_row,
         stage_timeout=stage_timeout,
     )
     return compile_deployment(graph, deployment, lookup, costs, dump)

@@ -19,6 +19,7 @@ from draftline.compiler.plan import (
     BufferSpec,
     Edge,
     Kind,
+    Kinds,
     LayoutChoice,
     Scalar,
     View,
@@ -61,6 +62,10 @@ class Deployment:
     device: str = "cpu:0"
     overlap: bool = False
     """Whether verification of the first chunk may start before the last draft is there (pass ``overlap``)."""
+    layouts: Kinds = "bxs"
+    """Which layouts compete: every B×S, the packed one alone, or all of them (``any``)."""
+    slot_per_row: bool = False
+    """As in ``stages.models.core.Shape``: without it there is no packed layout."""
     stage_timeout: float = 60.0
     """Seconds that one RUN may take before its worker counts as hung."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from draftline.compiler.compile import PASSES, Dump
 from draftline.compiler.core import IR, Op, show
 from draftline.compiler.pictures import FORMATS, emit
-from draftline.compiler.plan import Copy, Instruction, Plan, StageRun, View
+from draftline.compiler.plan import Copy, Instruction, Plan, RowsAbove, StageRun, View
 from draftline.graph.errors import UsageError, nearest
 
 __all__ = ["FORMATS", "dump_text", "dumper", "emit", "explain", "instruction_text", "view_text"]
@@ -83,7 +83,8 @@ def instruction_text(instruction: Instruction) -> str:
     if instruction.otherwise:
         text += f" else {', '.join(_copy(copy) for copy in instruction.otherwise)}"
     if instruction.when is not None:
-        text += f" wave {instruction.wave} if live({instruction.when.buffer}) > {instruction.when.n}"
+        what = "rows" if isinstance(instruction.when, RowsAbove) else "live"
+        text += f" wave {instruction.wave} if {what}({instruction.when.buffer}) > {instruction.when.n}"
     return text
 
 

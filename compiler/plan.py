@@ -22,34 +22,39 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
 from draftline.compiler.program import (
+    Condition,
     Copy,
     Deadline,
     Edge,
     Instruction,
     LiveAbove,
     Operation,
+    RowsAbove,
     View,
     WorkerProgram,
 )
 from draftline.graph.errors import PlanError, UncoveredShapeError
-from draftline.stages.core import Call, Layout
+from draftline.stages.core import AnyLayout, Call
 
 __all__ = [
     "FORMAT",
     "BufferSpec",
     "Chunk",
+    "Condition",
     "Copy",
     "CostEntry",
     "Deadline",
     "Edge",
     "Instruction",
     "Kind",
+    "Kinds",
     "LayoutChoice",
     "LiveAbove",
     "Operation",
     "Plan",
     "Rejected",
     "Rival",
+    "RowsAbove",
     "Scalar",
     "Segment",
     "StageRun",
@@ -58,13 +63,16 @@ __all__ = [
     "arena_for",
 ]
 
-FORMAT = 2
+FORMAT = 3
 """Version of the JSON form; a file of another version is not read."""
 
 Scalar = TypeAliasType("Scalar", "str | int | float | bool | tuple[Scalar, ...] | None")
 """What a stage option may be: JSON scalars and (nested) tuples of them."""
 
 Kind = Literal["input", "state", "output", "temp"]
+
+Kinds = Literal["bxs", "packed", "any"]
+"""Which layouts compete: every B×S, the packed one alone, or all of them."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ class Chunk:
 class Rejected:
     """A layout that breaks a named rule."""
 
-    layout: Layout
+    layout: AnyLayout
     rule: str
     reason: str
 
@@ -141,7 +149,7 @@ class Rejected:
 class Rival:
     """A layout that breaks no rule but costs more. ``cost`` in microseconds (see ``docs/layouts.md``)."""
 
-    layout: Layout
+    layout: AnyLayout
     cost: float
     reason: str
 
@@ -151,7 +159,7 @@ class LayoutChoice:
     """The layout, its chunks, and why the others lost. ``chunks`` is empty for a graph without a chunk loop;
     ``waves_max`` is the number of waves of a chunk when all slots are live."""
 
-    chosen: Layout
+    chosen: AnyLayout
     chunks: tuple[Chunk, ...]
     waves_max: int
     cost: float

@@ -32,6 +32,22 @@ class LiveAbove:
 
 
 @dataclass(frozen=True)
+class RowsAbove:
+    """True if more than ``n`` elements of the int64 buffer ``positions`` are 0 or more when the instruction is reached:
+    rows that stand for somebody."""
+
+    positions: str
+    n: int
+
+    @property
+    def buffer(self) -> str:
+        return self.positions
+
+
+Condition = LiveAbove | RowsAbove
+
+
+@dataclass(frozen=True)
 class Copy:
     """Copy ``source`` over the whole buffer ``target``; a bool buffer without a source becomes true everywhere."""
 
@@ -54,7 +70,7 @@ class Instruction:
     op: Operation
     segment: str = ""
     wave: int = 0
-    when: LiveAbove | None = None
+    when: Condition | None = None
     buffers: tuple[str, ...] = ()
     copies: tuple[Copy, ...] = ()
     edge: int = -1

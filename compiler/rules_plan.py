@@ -13,21 +13,27 @@ from itertools import combinations
 
 from draftline.compiler.core import IR, ITEMSIZE, show
 from draftline.compiler.passes.buffers import ALIGN, lifetimes
+from draftline.compiler.passes.fuse import LIVE
+from draftline.compiler.plan import Condition, LiveAbove, RowsAbove
+from draftline.stages.core import Packed
 
 
 def tile_divides(ir: IR) -> Iterator[str]:
-    """B·S = T: every wave is the same kernel."""
+    """B·S = T, and a packed layout's tile is T: every wave is the same kernel."""
     if ir.layout and ir.layout.chunks and ir.layout.chosen.tile != ir.deployment.tile:
         yield f"{ir.layout.chosen} has {ir.layout.chosen.tile} rows, the tile has {ir.deployment.tile}"
 
 
 def waves_cover(ir: IR) -> Iterator[str]:
-    """The waves of a chunk have a place for every slot."""
-    if ir.layout and ir.layout.waves_max * ir.layout.chosen.requests < ir.deployment.max_num_seqs:
-        yield (
-            f"{ir.layout.waves_max} waves of {ir.layout.chosen.requests} requests serve fewer than"
-            f" {ir.deployment.max_num_seqs} slots"
-        )
+    """The waves of a chunk have a place for every slot; packed, for every row of every slot's window."""
+    if not ir.layout:
+        return
+    layout, waves, slots = ir.layout.chosen, ir.layout.waves_max, ir.deployment.max_num_seqs
+    if isinstance(layout, Packed):
+        if waves * layout.tile < slots * layout.rows:
+            yield f"{waves} waves of {layout.tile} rows serve fewer than {slots} slots of {layout.rows} rows"
+    elif waves * layout.requests < slots:
+        yield f"{waves} waves of {layout.requests} requests serve fewer than {slots} slots"
 
 
 def chunks_cover(ir: IR) -> Iterator[str]:
@@ -38,6 +44,8 @@ def chunks_cover(ir: IR) -> Iterator[str]:
     for index, chunk in enumerate(ir.layout.chunks):
         if (chunk.index, chunk.start) != (index, index * rows) or not 1 <= chunk.width <= rows:
             yield f"chunk {index} is {chunk}, with {rows} rows per chunk"
+    if isinstance(ir.layout.chosen, Packed) and len(ir.layout.chunks) > 1:
+        yield f"{ir.layout.chosen} has {len(ir.layout.chunks)} chunks, and a packed window is one"
     active = sum(chunk.width for chunk in ir.layout.chunks)
     if active != window:
         yield f"the chunks' active widths sum to {active}, the window has {window} rows"
@@ -145,14 +153,43 @@ def waves_scheduled(ir: IR) -> Iterator[str]:
             yield f"{segment.name} runs as waves {waves}, not {wanted}"
 
 
-def conditions_bool(ir: IR) -> Iterator[str]:
-    """A condition counts the true elements of an existing bool [N] buffer."""
+def conditions_count(ir: IR) -> Iterator[str]:
+    """A condition counts the true elements of a bool [N] buffer, or the elements from 0 of an int64 [N, …] buffer."""
     buffers = {spec.name: spec for spec in ir.buffers}
+    slots = ir.deployment.max_num_seqs
     for instruction in (i for worker in ir.workers for i in worker.instructions if i.when):
-        assert instruction.when is not None
-        spec = buffers.get(instruction.when.buffer)
-        if spec is None or spec.dtype != "bool" or spec.shape != (ir.deployment.max_num_seqs,):
+        when = instruction.when
+        assert when is not None
+        what = "live slots" if isinstance(when, LiveAbove) else "active rows"
+        spec = buffers.get(when.buffer)
+        fits = spec is not None and (
+            (spec.dtype, spec.shape) == ("bool", (slots,))
+            if isinstance(when, LiveAbove)
+            else (spec.dtype, spec.shape[:1], len(spec.shape)) == ("int64", (slots,), 2)
+        )
+        if not fits:
             found = "unknown" if spec is None else f"{spec.dtype} {show(spec.shape)}"
-            yield f"{instruction.segment} counts live slots in {instruction.when.buffer!r}, which is {found}"
-        elif instruction.when.n < 0:
-            yield f"{instruction.segment} waits for more than {instruction.when.n} live slots"
+            yield f"{instruction.segment} counts {what} in {when.buffer!r}, which is {found}"
+        elif when.n < 0:
+            yield f"{instruction.segment} waits for more than {when.n} {what}"
+
+
+def waves_conditioned(ir: IR) -> Iterator[str]:
+    """Wave w of a per-wave segment runs if more are served than w waves hold, and else not: w·B of the live slots or,
+    packed, w·T of the active rows that its own operations are shown."""
+    if not ir.workers or ir.layout is None:
+        return
+    chosen = ir.layout.chosen
+    per_wave = {segment.name: segment.ops for segment in ir.segments if segment.per_wave}
+    ops = {op.name: op for op in ir.ops}
+    for instruction in (i for worker in ir.workers for i in worker.instructions if i.segment in per_wave):
+        for op in (ops[name] for name in per_wave[instruction.segment]):
+            wanted: Condition | None
+            if isinstance(chosen, Packed):
+                rows = op.input(ir.stage(op.node).signature.packs)
+                wanted = RowsAbove(rows.buffer, instruction.wave * chosen.tile) if rows else None
+            else:
+                live = op.input(LIVE)
+                wanted = LiveAbove(live.buffer, instruction.wave * chosen.requests) if live else None
+            if instruction.when != wanted:
+                yield f"{op.name} wave {instruction.wave} runs if {instruction.when}, not {wanted}"

@@ -57,6 +57,9 @@ class Signature:
     ahead: tuple[tuple[str, int], ...] = ()
     """(input port, n) pairs of a stage in a chunk loop: of that whole [N, W] input it reads columns up to n past the
     chunk's end and nothing later."""
+    packs: str = ""
+    """Input [N, S] int64 of a ``per_wave`` stage whose elements of 0 or more are the rows that stand for somebody. A
+    stage that names it can serve a wave of any T of them (layout ``packed T``), not only whole requests."""
     cancel: str = ""
     """Optional bool [N] input of a drafter: a slot that is false in it need not be drafted for."""
 

@@ -124,6 +124,7 @@ class SettingsModel(_Strict):
     max_model_len: Positive | None = None
     dtype: Literal["fp32", "bf16"] | None = None
     kernels: Literal["auto", "reference", "native"] | None = None
+    layouts: Literal["bxs", "packed", "any"] | None = None
     prefill_tile: Positive | None = None
     page_size: Positive | None = None
     max_new_tokens: Positive | None = None

@@ -75,8 +75,9 @@ _ADAPTER = TypeAdapter(Measurements)
 def subject(files: ModelFiles, facts: Mapping[str, str]) -> dict[str, str]:
     """What a measurement is of, in words: machine and model, with what the caller adds (dtype, tile, …)."""
     parts = {"machine": machine(), "model": _fingerprint(files.folder)}
-    if files.mtp is not None:
-        parts["mtp"] = _fingerprint(files.mtp)
+    for name, folder in (("mtp", files.mtp), ("draft model", files.draft_model)):
+        if folder is not None:
+            parts[name] = _fingerprint(folder)
     return {**parts, **facts}
 
 

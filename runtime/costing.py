@@ -75,6 +75,8 @@ def _near(record: Record, sizes: Sizes) -> bool:
 
 def _facts(graph: Graph, files: ModelFiles, settings: Settings, sizes: Sizes) -> dict[str, str]:
     threads = threads_for(settings.threads, weight_bytes(files.folder), len(available()))
-    facts = {name: getattr(sizes, name) for name in ("dtype", "kernels", "tile", "prefill_tile", "max_model_len")}
+    facts = {
+        name: getattr(sizes, name) for name in ("dtype", "kernels", "layouts", "tile", "prefill_tile", "max_model_len")
+    }
     facts |= {"runtime": settings.runtime, "threads": threads, "graph": graph_key(graph)[:16], **versions()}
     return {name: str(value) for name, value in facts.items()}

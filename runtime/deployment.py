@@ -18,7 +18,7 @@ from draftline.compiler.compile import Dump, compile_graph
 from draftline.compiler.core import signature_of
 from draftline.compiler.costs import DEFAULT_COSTS, CostTable
 from draftline.compiler.passes.bind import stage_nodes
-from draftline.compiler.plan import Plan
+from draftline.compiler.plan import Kinds, Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
@@ -44,6 +44,7 @@ class Sizes:
     dtype: str
     overlap: bool = False
     kernels: Kernels = "auto"
+    layouts: Kinds = "bxs"
     stage_timeout: float = 60.0
     adaptive: bool = False
     """Whether each step chooses its K, up to num_speculative_tokens."""
@@ -163,6 +164,8 @@ class Compiler:
             "page_size": s.page_size,
             "prefill_tile": s.prefill_tile if rows is None else rows,
             "overlap": s.overlap,
+            "layouts": s.layouts,
+            "slot_per_row": self.shape.slot_per_row,
             "stage_timeout": s.stage_timeout,
             "max_depth": s.k_max,
             "dtype": s.dtype,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from draftline.compiler.capture import Capture, Replay
-from draftline.compiler.plan import Copy, Instruction, LiveAbove, Plan, StageRun, WorkerProgram
+from draftline.compiler.plan import Condition, Copy, Instruction, Plan, RowsAbove, StageRun, WorkerProgram
 from draftline.graph.errors import StageError
 from draftline.stages.core import StageContext
 from draftline.stages.models.core import Loaded
@@ -119,8 +119,10 @@ class Program:
                 for edge in self._other(i, _Alone()):
                     raise AssertionError(f"waits for edge {edge}")
 
-    def holds(self, condition: LiveAbove) -> bool:
-        return int(self.arena.buffer(condition.buffer).sum()) > condition.n
+    def holds(self, condition: Condition) -> bool:
+        """Whether the buffer counts more than n now: true elements, or positions of rows that stand for somebody."""
+        counted = self.arena.buffer(condition.buffer)
+        return int((counted >= 0 if isinstance(condition, RowsAbove) else counted).sum()) > condition.n
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         for copy in copies:

@@ -26,6 +26,7 @@ from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
 from draftline.graph.yaml import load_graph, resolve_prefill
+from draftline.stages.core import Packed
 from draftline.stages.models.core import ModelFiles, Shape
 from draftline.stages.models.registry import check_weights, locate, read_shape, uses_native
 from draftline.stages.registry import extended
@@ -212,7 +213,7 @@ def depth_policy(prepared: Prepared) -> DepthPolicy:
         chunks.append(
             Chunks(
                 tuple(chunk.start for chunk in layout.chunks[1:]),
-                layout.chosen.requests,
+                1 if isinstance(layout.chosen, Packed) else layout.chosen.requests,
                 costs.micros("verify", tile),
                 costs.micros(DISPATCH, tile) + costs.micros("accept.greedy", tile),
             )

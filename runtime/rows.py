@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftline.compiler.plan import Plan
+from draftline.stages.core import Packed
 
 from .request import Live
 
@@ -20,8 +21,13 @@ class Rows:
 
 
 def rows_of(plan: Plan, batch: Sequence[Live]) -> Rows:
-    """The rows of a step that is done: a request is in chunk c if all its drafts before that were accepted."""
+    """The rows of a step that is done: a request is in chunk c if all its drafts before that were accepted. Packed, all
+    active rows of all requests follow each other."""
     layout = plan.layout.chosen
+    if isinstance(layout, Packed):
+        real = sum(one.drafts + 1 for one in batch)
+        waves = -(-real // layout.tile)
+        return Rows(waves, real, waves * layout.tile - real)
     waves = real = 0
     for chunk in plan.layout.chunks:
         live = [one for one in batch if min(one.drafts, one.accepted) >= chunk.start]

@@ -27,6 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_model_len": 1024,
     "dtype": "fp32",
     "kernels": "auto",
+    "layouts": "bxs",
     "prefill_tile": 64,
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
     "max_new_tokens": 128,
@@ -61,6 +62,7 @@ def parse_depth(value: Any, where: str = "num_speculative_tokens", shown: str = 
 
 
 KERNELS = ("auto", "reference", "native")
+LAYOUTS = ("bxs", "packed", "any")
 RUNTIMES = ("inline", "zmq")
 
 
@@ -77,6 +79,7 @@ class Settings:
     max_model_len: int
     dtype: str
     kernels: Literal["auto", "reference", "native"]
+    layouts: Literal["bxs", "packed", "any"]
     prefill_tile: int
     page_size: int
     max_new_tokens: int
@@ -115,6 +118,8 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
         raise UsageError(f"dtype is {values['dtype']!r}; known: {', '.join(DTYPES)}")
     if values["kernels"] not in KERNELS:
         raise UsageError(f"kernels is {values['kernels']!r}; known: {', '.join(KERNELS)}")
+    if values["layouts"] not in LAYOUTS:
+        raise UsageError(f"layouts is {values['layouts']!r}; known: {', '.join(LAYOUTS)}")
     if values["runtime"] not in RUNTIMES:
         raise UsageError(f"runtime is {values['runtime']!r}; known: {', '.join(RUNTIMES)}")
     return Settings(**values, adaptive=adaptive, asked_max_model_len="max_model_len" in wanted)
@@ -139,6 +144,7 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         dtype=settings.dtype,
         overlap=settings.overlap,
         kernels=settings.kernels,
+        layouts=settings.layouts,
         stage_timeout=float(settings.stage_timeout),
         adaptive=settings.adaptive,
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from draftline.compiler.plan import Plan
 from draftline.graph.errors import UsageError
+from draftline.stages.core import Packed
 
 SPAN_ROWS = 8192
 SPAN_FIELDS = 6
@@ -147,8 +148,15 @@ def _span(pid: int, tid: int, begin: int, end: int, name: str, args: Mapping[str
 
 def _served(plan: Plan, chunk: int, wave: int, info: StepInfo) -> list[int]:
     """The requests in a wave: live ones in slot order. A request is in chunk c if it has a row there, and all its
-    drafts before that were accepted."""
+    drafts before that were accepted. Packed, all their rows follow each other, and a wave is the next T of them."""
     layout = plan.layout.chosen
+    if isinstance(layout, Packed):
+        rows = [
+            r
+            for _, depth, r in sorted((slot, depth, r) for r, (slot, depth, _) in info.requests.items())
+            for _ in range(depth + 1)
+        ]
+        return list(dict.fromkeys(rows[wave * layout.tile : (wave + 1) * layout.tile]))
     first = chunk * layout.rows
     live = sorted((slot, r) for r, (slot, depth, accepted) in info.requests.items() if min(depth, accepted) >= first)
     return [r for _, r in live[wave * layout.requests : (wave + 1) * layout.requests]]

@@ -41,6 +41,21 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A tile of T rows that holds rows of any windows. ``rows`` = K + 1: the one chunk is the whole window. The active
+    rows of all live slots, in slot order and then column order, are cut into waves of T."""
+
+    tile: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"packed T{self.tile}"
+
+
+AnyLayout = Layout | Packed
+
+
+@dataclass(frozen=True)
 class StageContext:
     """What a stage may use for as long as the plan lives.
 
@@ -52,7 +67,7 @@ class StageContext:
     device: torch.device
     dtype: torch.dtype
     dims: Mapping[str, int]
-    layout: Layout
+    layout: AnyLayout
     target: Any = None
     drafter: Any = None
     draft_model: Any = None

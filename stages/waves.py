@@ -1,4 +1,4 @@
-"""Which slots a wave serves. Knows: live slots in slot order, B lanes per wave. Does not know: rows, models.
+"""Whom a wave serves. Knows: live slots (or active rows) in order, so many lanes per wave. Does not know: models.
 
 Everything is static in shape and stays on the device.
 """
@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def lane_slots(live: Tensor, wave: int, requests: int) -> Tensor:
-    """live [N] bool to the slot of each of the wave's B lanes, [B] int64; -1 where nobody is left."""
+    """live [N] bool to the slot of each of the wave's B lanes, [B] int64; -1 where nobody is left. Where each row is a
+    lane of its own, N counts the rows of all windows and B is the tile."""
     rank = torch.where(live, live.long().cumsum(0) - 1, -1)  # place of each live slot among the live ones
     wanted = torch.arange(requests, device=live.device) + wave * requests
     hit = rank == wanted[:, None]  # [B, N]

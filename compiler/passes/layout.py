@@ -1,4 +1,4 @@
-"""layout: choose B×S for the chunk loop, by price.
+"""layout: choose the layout of the chunk loop, by price.
 
 Knows: which stages run per wave, per chunk and once. Does not know: how a layout is priced, chunks' views.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from draftline.compiler.core import IR, Loop
-from draftline.compiler.layouts import Requests, Tokens, Workload, choose, waves
+from draftline.compiler.layouts import Packing, Requests, Tokens, Workload, choose, waves
 from draftline.compiler.passes.place import devices_of
 from draftline.compiler.plan import LayoutChoice
 from draftline.graph.core import Graph, Node
@@ -33,12 +33,25 @@ class ChooseLayout:
                 Requests(deployment.max_num_seqs),
                 ir.costs,
                 self._workload(ir, loops),
+                deployment.layouts,
+                self._packing(ir, loops),
             )
         else:
             single = Layout(1, deployment.prefill_tile)
             fixed = sum(ir.costs.micros(op.stage, deployment.prefill_tile) for op in ir.ops)
             choice = LayoutChoice(single, (), waves(Requests(deployment.max_num_seqs), single), fixed)
         return replace(ir, layout=choice)
+
+    def _packing(self, ir: IR, loops: list[Loop]) -> Packing:
+        deployment = ir.deployment
+        inside = {stage for loop in loops for stage in _stages(loop.path, loop.node)}
+        waved = [stage for stage in ir.stages if stage.node in inside and stage.signature.per_wave]
+        return Packing(
+            slot_per_row=deployment.slot_per_row,
+            whole=tuple(stage.stage for stage in waved if not stage.signature.packs),
+            # Who wants packed layouts only has no use for overlap; where others compete, they keep it.
+            overlap=deployment.overlap and deployment.layouts == "any",
+        )
 
     def _workload(self, ir: IR, loops: list[Loop]) -> Workload:
         inside = [stage for loop in loops for stage in _stages(loop.path, loop.node)]

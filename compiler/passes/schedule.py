@@ -9,9 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from draftline.compiler.core import IR, Op
-from draftline.compiler.passes.fuse import LIVE
-from draftline.compiler.plan import Copy, Edge, Instruction, LiveAbove, View, WorkerProgram
+from draftline.compiler.passes.fuse import counted
+from draftline.compiler.plan import (
+    Condition,
+    Copy,
+    Edge,
+    Instruction,
+    LiveAbove,
+    RowsAbove,
+    View,
+    WorkerProgram,
+)
 from draftline.compiler.rules_values import overlaps
+from draftline.stages.core import Layout, Packed
 
 
 @dataclass(eq=False)
@@ -33,8 +43,9 @@ class Schedule:
     """Fills ``workers`` and ``edges``.
 
     Wave w of a chunk serves live slots w·B to w·B + B − 1 in slot order, so it runs only if more than w·B are
-    live; a chunk with nobody live runs no wave. Stages that are not ``per_wave`` always run, unless they have a gate:
-    they hand on what a loop carries. A state is copied by the worker that computed it, after all have read it.
+    live; a chunk with nobody live runs no wave. Packed, wave w serves active rows w·T to w·T + T − 1. Stages that are
+    not ``per_wave`` always run, unless they have a gate: they hand on what a loop carries. A state is copied by the
+    worker that computed it, after all have read it.
 
     A device waits for another only if it does not know by then, from what it was told before, that the other has
     done what it needs. The device of the last segment waits for all others, so one message tells the driver.
@@ -105,9 +116,13 @@ def _runs(ir: IR, segment: str, ops: tuple[Op, ...]) -> Iterator[Instruction]:
     if not op.per_wave:
         yield Instruction("RUN", segment, when=LiveAbove(op.gate, 0) if op.gate else None)
         return
-    layout, live = ir.chosen(), op.input(LIVE)
-    for wave in range(layout.waves_max):
-        when = None if live is None else LiveAbove(live.buffer, wave * layout.chosen.requests)
+    layout, served = ir.chosen().chosen, counted(ir, op)
+    for wave in range(ir.chosen().waves_max):
+        when: Condition | None = None
+        if served is not None and isinstance(layout, Packed):
+            when = RowsAbove(served.buffer, wave * layout.tile)
+        elif served is not None and isinstance(layout, Layout):
+            when = LiveAbove(served.buffer, wave * layout.requests)
         yield Instruction("RUN", segment, wave, when=when)
 
 

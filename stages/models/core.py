@@ -71,6 +71,9 @@ class Shape:
     ratios: tuple[int, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    slot_per_row: bool = False
+    """Whether the kernels take a slot and a position for each row of a call, so that rows of any requests may stand
+    side by side in it (layout ``packed T``)."""
 
 
 @dataclass(frozen=True)

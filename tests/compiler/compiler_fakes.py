@@ -48,6 +48,7 @@ SIGNATURES = {
         (*ints("tokens:N,S positions:N,S pages:N,G"), LIVE),
         (*ints("predicted:N,S"), streams("S", optional=True)),
         per_wave=True,
+        packs="positions",
     ),
     "accept.greedy": Signature(
         (*ints("window:N,W predicted:N,S depth:N"), LIVE, *ints("accepted:N")), (LIVE, *ints("accepted:N"))

@@ -73,5 +73,6 @@ def loaded(target: Scripted, drafter: Scripted | None, geometry: Geometry, eos: 
         ratios=(),
         bos_token_id=None,
         eos_token_ids=eos,
+        slot_per_row=True,
     )
     return Loaded(shape, target, drafter, geometry, torch.float32, torch.device("cpu"))

@@ -10,11 +10,22 @@ import torch
 from engines import SIZES, engine_of, run, tiny_model
 from test_lossless import DTYPES, prompt
 
+from draftline.compiler.plan import Kinds
 from draftline.stages.models.core import Rows
 from draftline.stages.models.deepseek_v4.model import DeepseekV4Target
 
 PROMPTS = [prompt(n, 50 + i) for i, n in enumerate([7, 126, 40, 255])]
 NEW = 12
+RUNS: list[tuple[int, list[int], Kinds]] = [
+    (1, [3, 2, 1, 0], "bxs"),
+    (2, [0, 1, 2, 3], "bxs"),
+    (3, [1, 3, 0, 2], "bxs"),
+    (7, [2, 0, 3, 1], "bxs"),
+    (9, [0, 2, 1, 3], "bxs"),
+    (2, [3, 1, 2, 0], "packed"),
+    (4, [1, 0, 3, 2], "packed"),
+    (9, [2, 3, 0, 1], "packed"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +54,9 @@ class Recorder:
         return out
 
 
-def recorded(k: int, tile: int, dtype: str, order: list[int], max_num_seqs: int, right: bool = True):
-    """Logits by (prompt, position, token) of one run; ``right``: drafts are the target's own tokens."""
-    sizes = replace(SIZES, num_speculative_tokens=k, tile=tile, dtype=dtype, max_num_seqs=max_num_seqs)
+def recorded(k: int, tile: int, dtype: str, order: list[int], max_num_seqs: int, layouts: Kinds = "bxs"):
+    """Logits by (prompt, position) of one run."""
+    sizes = replace(SIZES, num_speculative_tokens=k, tile=tile, dtype=dtype, max_num_seqs=max_num_seqs, layouts=layouts)
     model = tiny_model(sizes, DTYPES[dtype])
     recorder = Recorder(model.target)
     engine = engine_of(model, sizes)
@@ -77,14 +88,14 @@ def test_rows_are_bitwise_the_same_everywhere(tile, dtype):
     truth = recorded(0, tile, dtype, [0, 1, 2, 3], max_num_seqs=4)
     assert len(truth) == len(PROMPTS) * NEW
     seen = 0
-    for k, order in ((1, [3, 2, 1, 0]), (2, [0, 1, 2, 3]), (3, [1, 3, 0, 2]), (7, [2, 0, 3, 1]), (9, [0, 2, 1, 3])):
-        rows = recorded(k, tile, dtype, order, max_num_seqs=4)
+    for k, order, layouts in RUNS:
+        rows = recorded(k, tile, dtype, order, 4, layouts)
         for key, first in truth.items():
             assert any(torch.equal(first[0], other) for other in rows[key]), (k, key)
             # The committed row is the last one scored at its position.
             assert torch.equal(first[0], rows[key][-1]), (k, key)
             seen += 1
-    assert seen == 5 * len(truth)
+    assert seen == len(RUNS) * len(truth)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -50,9 +50,12 @@ def allowed(cache: Cache, slot: int, pages: list[int], position: int, depth: int
     return {pages[entry // cache.size] * cache.size + entry % cache.size for entry in closed}
 
 
-@pytest.mark.parametrize("k", [0, 1, 3, 7, 9])
-def test_every_step_writes_exactly_its_own_rows(k):
-    sizes = replace(SIZES, num_speculative_tokens=k, max_num_seqs=4, max_model_len=160)
+@pytest.mark.parametrize(
+    ("k", "layouts"),
+    [(0, "bxs"), (1, "bxs"), (3, "bxs"), (7, "bxs"), (9, "bxs"), (2, "packed"), (4, "packed"), (9, "packed")],
+)
+def test_every_step_writes_exactly_its_own_rows(k, layouts):
+    sizes = replace(SIZES, num_speculative_tokens=k, max_num_seqs=4, max_model_len=160, layouts=layouts)
     engine = engine_of(tiny_model(sizes), sizes)
     caches = watched(engine)
     for i, n in enumerate([3, 125, 150, 158]):  # the last two finish early, at the context limit
