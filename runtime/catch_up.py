@@ -3,10 +3,10 @@
 Knows: rows of drafters' caches. Does not know: how a row is computed. It is a matter of acceptance alone: a drafter
 that missed rows drafts worse, and no token changes.
 
-An MTP layer's row p needs the target's streams at p, which the step before has left for the rows that it committed. A
-draft model's row p needs the token at p, and the journal has them all. Steps without drafts do not run the drafter. So
-an MTP layer misses all rows but those of the last step, which the next step brings; a draft model may be given up to
-K+1 tokens by the next step. What is missing beyond that is filled, as a prompt is, before the request drafts again.
+An MTP layer's row p needs the target's streams at p, of which the step keeps the newest M = K+1; a draft model's row p
+needs the token at p, and the journal has them all. Steps without drafts do not run the drafter. What it missed in up to
+M rows, the next step brings; what is missing beyond that is filled, as a prompt is, before the request drafts again: an
+MTP layer from the target, whose rows are computed once more, a draft model alone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from .request import Live
 
 @dataclass(frozen=True)
 class CatchUp:
-    """``kind``: what drafts. ``most``: tokens that a step can tell a drafter, M."""
+    """``kind``: what drafts. ``most``: tokens that a step can tell a drafter, M. ``keeps``: whether a step without
+    drafts adds to the streams (``commit`` is given those ``before``), or replaces them."""
 
     kind: Literal["none", "mtp", "model"]
     most: int
+    keeps: bool = False
 
     @classmethod
     def of(cls, graph: Graph, lookup: Lookup, most: int) -> CatchUp:
         """For the drafter of a step."""
         if "draft_model" in models_of(graph, lookup):
             return cls("model", most)
-        return cls("mtp" if needs_mtp(graph) else "none", most)
+        keeps = any(port == "before" for node in graph.nodes for port, _ in node.inputs)
+        return cls("mtp" if needs_mtp(graph) else "none", most, keeps)
 
     @property
     def own_model(self) -> bool:
@@ -66,4 +69,5 @@ class CatchUp:
             return
         if depth is not None and not self.behind(live):
             live.seen = tail
-        live.num_recent = new
+        added = self.keeps and depth is None
+        live.num_recent = min(live.num_recent + new, self.most) if added else new

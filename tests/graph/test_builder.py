@@ -64,6 +64,8 @@ def mtp() -> Graph:
         accepted=check.accepted,
         depth=depth,
         streams=check.streams,
+        before=streams,
+        num_recent=num,
     )
     g.output(tokens=commit.tokens, count=commit.count, accepted=check.accepted)
     g.state(streams=commit.streams)
