@@ -59,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
     p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
     p.add_argument("--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0 is plain decoding")
-    p.add_argument("--speculative-config", metavar="JSON", help='{"method": M, "num_speculative_tokens": K}, or "model": DIR')
+    config = '{"method": M, "num_speculative_tokens": K}, or with "model": DIR'
+    p.add_argument("--speculative-config", metavar="JSON", help=config)
     p.add_argument("--enable-mtp", action=argparse.BooleanOptionalAction, default=None, help="deprecated: K=1")
     for flag, meaning in (
         ("--max-new-tokens", "most tokens per prompt"),
