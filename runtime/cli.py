@@ -63,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0: plain; auto, auto:N: chosen"
     )
-    p.add_argument("--speculative-config", metavar="JSON", help='{"method": "mtp", "num_speculative_tokens": K}')
+    config = '{"method": M, "num_speculative_tokens": K}, or with "model": DIR'
+    p.add_argument("--speculative-config", metavar="JSON", help=config)
     p.add_argument("--enable-mtp", action=argparse.BooleanOptionalAction, default=None, help="deprecated: K=1")
     for flag, meaning in (
         ("--max-new-tokens", "most tokens per prompt"),

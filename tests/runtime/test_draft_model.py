@@ -234,3 +234,22 @@ def test_a_larger_vocabulary_is_cut_to_the_targets():
     assert (big.greedy(x) >= 300).any()
     assert torch.equal(within(big, 300).greedy(x), drafts.running((c, w), SIZES, "native").greedy(x))
     assert within(big, 308) is big
+
+
+def test_caches_that_are_lost_are_filled_for_both_models():
+    """As after the death of a worker: the journal is all that is left, and every draft stands again."""
+    model = drafts.model(llama(), llama(), SIZES, "native")
+    engine = engine_of(model, SIZES, GRAPH)
+    engine.add(0, Request(tuple(PROMPTS[3]), NEW, ignore_eos=True))
+    engine.step()
+    engine.step()
+    for one in (model.target, model.draft_model):
+        for cache in one.caches:
+            cache.keys.zero_(), cache.values.zero_()
+    for live in engine._live.values():
+        live.cached = False
+    outputs: list[Output] = []
+    while engine.num_unfinished:
+        outputs += engine.step()
+    assert outputs[0].token_ids == plain("native")[3]
+    all_accepted(outputs, 4)
