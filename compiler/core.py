@@ -63,6 +63,8 @@ class Deployment:
     """Whether verification of the first chunk may start before the last draft is there (pass ``overlap``)."""
     stage_timeout: float = 60.0
     """Seconds that one RUN may take before its worker counts as hung."""
+    capture: str = "eager"
+    """The capture backend of every segment."""
 
     @classmethod
     def of(cls, *, model_dims: Mapping[str, int], **numbers: Any) -> Deployment:

@@ -109,6 +109,7 @@ class SettingsModel(_Strict):
     max_model_len: Positive | None = None
     dtype: Literal["fp32", "bf16"] | None = None
     kernels: Literal["auto", "reference", "native"] | None = None
+    capture: Literal["eager", "inductor"] | None = None
     prefill_tile: Positive | None = None
     page_size: Positive | None = None
     max_new_tokens: Positive | None = None

@@ -35,7 +35,7 @@ from .pipeline import Pipeline, Prepared, RunOptions, prepare
 from .progress import Progress
 from .report import json_line, summary
 from .request import Output, Request
-from .settings import KERNELS, RUNTIMES
+from .settings import CAPTURES, KERNELS, RUNTIMES
 
 PROG = "pipeline-run"
 
@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
     )
+    p.add_argument("--capture", choices=list(CAPTURES), help="inductor: models compiled at start-up by torch.compile")
     p.add_argument("--runtime", choices=list(RUNTIMES), help="inline: this process; zmq: a process per device")
     p.add_argument("--threads", metavar="N", help="threads of each process that computes; 0: by the model's size")
     p.add_argument("--replicas", metavar="N", help="groups of workers, each with caches of its own")
@@ -169,7 +170,7 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
             f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
     wishes: dict[str, Any] = {"num_speculative_tokens": k}
-    wishes |= {name: getattr(args, name) for name in ("model", "mtp", "kernels", "dtype", "runtime", "overlap")}
+    wishes |= {name: getattr(args, name) for name in ("model", "mtp", "kernels", "dtype", "capture", "runtime", "overlap")}
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)
     for name in ("stage_timeout", "start_timeout"):

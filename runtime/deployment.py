@@ -42,6 +42,7 @@ class Sizes:
     overlap: bool = False
     kernels: Kernels = "auto"
     stage_timeout: float = 60.0
+    capture: str = "eager"
 
     @property
     def k_max(self) -> int:
@@ -129,6 +130,7 @@ class Compiler:
             "prefill_tile": s.prefill_tile if rows is None else rows,
             "overlap": s.overlap,
             "stage_timeout": s.stage_timeout,
+            "capture": s.capture,
             "max_depth": s.k_max,
             "dtype": s.dtype,
             "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},

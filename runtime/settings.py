@@ -25,6 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_model_len": 1024,
     "dtype": "fp32",
     "kernels": "auto",
+    "capture": "eager",
     "prefill_tile": 64,
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
     "max_new_tokens": 128,
@@ -42,6 +43,7 @@ _LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_w
 """Smallest value of an integer setting where that is not 1."""
 
 KERNELS = ("auto", "reference", "native")
+CAPTURES = ("eager", "inductor")
 RUNTIMES = ("inline", "zmq")
 
 
@@ -57,6 +59,7 @@ class Settings:
     max_model_len: int
     dtype: str
     kernels: Literal["auto", "reference", "native"]
+    capture: str
     prefill_tile: int
     page_size: int
     max_new_tokens: int
@@ -92,6 +95,12 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
         raise UsageError(f"dtype is {values['dtype']!r}; known: {', '.join(DTYPES)}")
     if values["kernels"] not in KERNELS:
         raise UsageError(f"kernels is {values['kernels']!r}; known: {', '.join(KERNELS)}")
+    if values["capture"] not in CAPTURES:
+        raise UsageError(f"capture is {values['capture']!r}; known: {', '.join(CAPTURES)}")
+    if values["capture"] == "inductor" and values["kernels"] != "reference":
+        if values["kernels"] == "native":
+            raise UsageError("capture inductor compiles plain torch, not native kernels; use --kernels reference")
+        values["kernels"] = "reference"
     if values["runtime"] not in RUNTIMES:
         raise UsageError(f"runtime is {values['runtime']!r}; known: {', '.join(RUNTIMES)}")
     return Settings(**values, asked_max_model_len="max_model_len" in wanted)
@@ -117,4 +126,5 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         overlap=settings.overlap,
         kernels=settings.kernels,
         stage_timeout=float(settings.stage_timeout),
+        capture=settings.capture,
     )
