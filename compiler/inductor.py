@@ -155,13 +155,13 @@ def _tensors(args: Sequence[Rows | Tensor]) -> Iterator[Tensor]:
 
 def _failure(error: BaseException, what: str) -> CapacityError | PlanError:
     """What a failed compilation is to the caller: the machine lacks something, or the model cannot be compiled."""
-    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.exc import Unsupported, UserError
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
     cause: BaseException | None = error
     while cause is not None:
         said = (str(cause).strip() or type(cause).__name__).splitlines()
-        if isinstance(cause, Unsupported):
+        if isinstance(cause, Unsupported | UserError):
             return PlanError(f"{what} cannot be traced: {said[0]}; use --capture eager")
         if isinstance(cause, CppCompileError | InvalidCxxCompiler | OSError):
             said = [line for line in said if "error" in line] or said

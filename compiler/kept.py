@@ -33,7 +33,9 @@ def kept(folder: Path, variable: str) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
     except OSError as error:
-        raise CapacityError(f"--capture inductor: the compile cache {folder} cannot be used: {error}") from None
+        raise CapacityError(
+            f"--capture inductor: the compile cache {folder} cannot be used: {error}; --capture eager needs none"
+        ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sweep(folder)
