@@ -67,7 +67,9 @@ class Inductor:
         self.captures, self.sealed = 0, False
         self.options: dict[str, Any] = {
             "cpp.cxx": (None, working_compiler()),
-            "guard_filter_fn": lambda guards: [False] * len(guards),  # a call's shapes are looked up, its model is fixed
+            "guard_filter_fn": lambda guards: (
+                [False] * len(guards)
+            ),  # a call's shapes are looked up, its model is fixed
         }
         self._models: tuple[Loaded, Loaded] | None = None
 

@@ -170,7 +170,9 @@ def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
             f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
     wishes: dict[str, Any] = {"num_speculative_tokens": k}
-    wishes |= {name: getattr(args, name) for name in ("model", "mtp", "kernels", "dtype", "capture", "runtime", "overlap")}
+    wishes |= {
+        name: getattr(args, name) for name in ("model", "mtp", "kernels", "dtype", "capture", "runtime", "overlap")
+    }
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)
     for name in ("stage_timeout", "start_timeout"):
