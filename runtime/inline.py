@@ -111,7 +111,9 @@ class InlineRuntime:
         return sum(b.captures for b in self._backends.values())
 
     def _captures(self, name: str) -> Capture:
-        return self._backends.setdefault(name, backend(name))
+        if name not in self._backends:
+            self._backends[name] = backend(name)
+        return self._backends[name]
 
     def bind(self, plans: Sequence[Plan]) -> list[BoundPlan]:
         """Bind plans that never run at the same time: they share one arena. This is the warm-up: whatever a

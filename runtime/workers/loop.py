@@ -104,7 +104,9 @@ class Worker:
         return Program(plan, worker, arena, stages, self._capture, lambda: None)
 
     def _capture(self, name: str) -> Capture:
-        return self._backends.setdefault(name, backend(name))
+        if name not in self._backends:
+            self._backends[name] = backend(name)
+        return self._backends[name]
 
     # -- the loop ------------------------------------------------------------------------------------------
 

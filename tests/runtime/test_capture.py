@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_traced_is_refused():
     def looks(x: Tensor) -> Tensor:
         return x if x.sum().item() > 0 else -x
 
-    with pytest.raises(PlanError, match="--capture inductor: target.greedy of int64 .3. cannot be traced: "):
+    with pytest.raises(PlanError, match=r"--capture inductor: target.greedy of int64 \[3\] cannot be traced: "):
         StaticCall("target.greedy", looks, Inductor())(torch.zeros(3, dtype=torch.long))
 
 
