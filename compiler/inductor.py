@@ -30,6 +30,8 @@ from draftline.stages.models.places import cache_root
 
 METHODS = ("forward", "logits", "greedy")
 """What stages call of a target or a drafter."""
+STATIC: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+"""No graph breaks, fixed shapes, and no call finds code that was compiled for another one."""
 ADVICE = "--capture eager needs no compiler"
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -130,9 +132,7 @@ class StaticCall:
 
         compiled: Callable[..., Tensor] = torch.compile(
             on_rows if rows else method,
-            fullgraph=True,
-            dynamic=False,
-            isolate_recompiles=True,
+            **STATIC,
             options=dict(self._backend.options),  # torch.compile takes entries out of it
         )
         # Tensors of their own, so that nothing depends on which of the real ones share memory; pad rows, which write
