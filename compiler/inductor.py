@@ -15,6 +15,7 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,8 @@ class Inductor:
     def models(self, loaded: Loaded) -> Loaded:
         """The same models, with calls that are compiled at their first use."""
         if self._models is None or self._models[0] is not loaded:
-            compiled = copy.copy(loaded)
-            for role in ("target", "drafter"):
-                object.__setattr__(compiled, role, self._compiled(role, getattr(loaded, role)))
-            self._models = loaded, compiled
+            target, drafter = (self._compiled(role, getattr(loaded, role)) for role in ("target", "drafter"))
+            self._models = loaded, replace(loaded, target=target, drafter=drafter)
         return self._models[1]
 
     def _compiled(self, role: str, model: Any) -> Any:

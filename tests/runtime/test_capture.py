@@ -38,6 +38,12 @@ WISHES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _two_threads(_threads) -> None:
+    """As the deployments are opened: what a product of matrices splits over threads must not show either."""
+    torch.set_num_threads(2)
+
+
 def compilations() -> int:
     """Graphs that torch.compile ever saw in this process."""
     return int(counters["stats"]["unique_graphs"])
@@ -82,7 +88,7 @@ def test_tokens_equal_plain_decoding_and_nothing_is_compiled(opened, plain, k):
 
 
 def test_rows_are_bitwise_the_same_at_every_depth(opened, plain, twin):
-    """Residual streams by (first tokens of the prompt's slot, position, token), over prefill, plans, chunks, waves."""
+    """Residual streams by (position, token) of one request, over prefill, plans, chunks and waves."""
     forward, truth = twin.forward, None
     try:
         for k in (0, 1, 3, 9):

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 import smollm2
+import torch
 
 from draftline.runtime.pipeline import Pipeline, open_pipeline
 
 PROMPTS = ["def fibonacci(n):", "The capital of France is"]
 NEW = 16
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(_threads) -> None:
+    """As the deployments are opened: what a product of matrices splits over threads must not show either."""
+    torch.set_num_threads(2)
 
 
 def opened(graph: str, capture: str, k: int) -> Pipeline:
