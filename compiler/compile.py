@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from draftline.compiler.capture import check_backend
 from draftline.compiler.core import IR, MODEL_DTYPES, Deployment, Lookup, Op, Pass, signature_of
 from draftline.compiler.costs import DEFAULT_COSTS, CostTable
 from draftline.compiler.passes.bind import Bind, stage_nodes
@@ -77,6 +78,7 @@ def compile_graph(
     layouts: Kinds = "bxs",
     slot_per_row: bool = False,
     stage_timeout: float = 60.0,
+    capture: str = "eager",
     costs: CostTable = DEFAULT_COSTS,
     dump: Dump | None = None,
 ) -> Plan:
@@ -85,7 +87,7 @@ def compile_graph(
     ``tile``: rows of a verify call (T). ``max_num_seqs``: slots (N). ``max_model_len`` (L) and ``page_size``
     in tokens, G = ceil(L / page_size). ``prefill_tile``: rows of a prefill call (P). ``max_depth``: the
     largest K of the deployment, M = max_depth + 1. ``dtype``: fp32 or bf16. ``model_dims``: the model's own
-    symbols (H, D). ``overlap``, ``layouts``, ``slot_per_row`` and ``stage_timeout`` as in ``Deployment``.
+    symbols (H, D). ``overlap``, ``layouts``, ``slot_per_row``, ``stage_timeout`` and ``capture`` as in ``Deployment``.
     ``lookup``: stage name to stage class. ``dump`` sees the IR after each pass.
 
     Raises GraphError for a graph that breaks a rule, PlanError for one that cannot be compiled as asked.
@@ -105,6 +107,7 @@ def compile_graph(
         layouts=layouts,
         slot_per_row=slot_per_row,
         stage_timeout=stage_timeout,
+        capture=capture,
     )
     return compile_deployment(graph, deployment, lookup, costs, dump)
 
@@ -127,7 +130,10 @@ def compile_deployment(
 
 
 def finish(ir: IR, key: str) -> Plan:
-    """Return the plan of a fully scheduled IR."""
+    """Return the plan of a fully scheduled IR. Raises PlanError for a capture backend that its device has not."""
+    backend = ir.deployment.capture
+    for segment in ir.segments:
+        check_backend(backend, segment.device, f"segment {segment.name!r}")
     ops = {op.name: op for op in ir.ops}
     return Plan(
         name=ir.graph.name,
@@ -142,7 +148,7 @@ def finish(ir: IR, key: str) -> Plan:
         arena_nbytes=ir.arena_nbytes,
         metadata=ir.metadata,
         segments=tuple(
-            Segment(s.name, s.device, "eager", tuple(_stage_run(ir, ops[name]) for name in s.ops), s.per_wave)
+            Segment(s.name, s.device, backend, tuple(_stage_run(ir, ops[name]) for name in s.ops), s.per_wave)
             for s in ir.segments
         ),
         workers=ir.workers,

@@ -68,6 +68,8 @@ class Deployment:
     """As in ``stages.models.core.Shape``: without it there is no packed layout."""
     stage_timeout: float = 60.0
     """Seconds that one RUN may take before its worker counts as hung."""
+    capture: str = "eager"
+    """The capture backend of every segment."""
 
     @classmethod
     def of(cls, *, model_dims: Mapping[str, int], **numbers: Any) -> Deployment:

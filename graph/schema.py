@@ -125,6 +125,7 @@ class SettingsModel(_Strict):
     dtype: Literal["fp32", "bf16"] | None = None
     kernels: Literal["auto", "reference", "native"] | None = None
     layouts: Literal["bxs", "packed", "any"] | None = None
+    capture: Literal["eager", "inductor"] | None = None
     prefill_tile: Positive | None = None
     page_size: Positive | None = None
     max_new_tokens: Positive | None = None

@@ -80,6 +80,21 @@ class Arena:
         return tensor.squeeze(view.axis) if view.squeeze else tensor
 
 
+def rehearsal_arena(plan: Plan) -> Arena:
+    """An arena in which nobody is in any slot, for a segment that runs once for nobody: every buffer has memory of its
+    own, integers are -1, all else is zero or false."""
+    specs, end = [], 0
+    for spec in plan.buffers:
+        specs.append(replace(spec, offset=end, kind="temp"))
+        end += aligned(spec.nbytes)
+    apart = replace(plan, buffers=tuple(specs), arena_nbytes=end)
+    arena = Arena(apart, torch.zeros(end, dtype=torch.uint8), arena_layout([apart]))
+    for spec in specs:
+        if spec.dtype.startswith("int"):
+            arena.buffer(spec.name).fill_(-1)
+    return arena
+
+
 def metadata_arrays(plan: Plan, metadata: Tensor) -> dict[str, object]:
     """Input name → numpy view of ``metadata`` [bytes] uint8, for every int64 input of the plan."""
     start, size = plan.metadata

@@ -37,7 +37,7 @@ from .pipeline import Pipeline, Prepared, RunOptions, calibrated, prepare
 from .progress import Progress
 from .report import costs_table, json_line, summary
 from .request import Output, Request
-from .settings import AUTO, KERNELS, LAYOUTS, RUNTIMES
+from .settings import AUTO, CAPTURES, KERNELS, LAYOUTS, RUNTIMES
 
 PROG = "pipeline-run"
 
@@ -78,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
         "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
     )
     p.add_argument("--layouts", choices=list(LAYOUTS), help="which compete: every BxS, packed T alone, or any")
+    p.add_argument("--capture", choices=list(CAPTURES), help="inductor: models compiled at start-up by torch.compile")
     p.add_argument("--runtime", choices=list(RUNTIMES), help="inline: this process; zmq: a process per device")
     p.add_argument("--threads", metavar="N", help="threads of each process that computes; 0: by the model's size")
     p.add_argument("--replicas", metavar="N", help="groups of workers, each with caches of its own")
@@ -198,7 +199,7 @@ def _prepare(args: argparse.Namespace, num_prompts: int, **more: Any) -> Prepare
             f"--speculative-config: the method needs stage {wish.stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
     wishes: dict[str, Any] = {"num_speculative_tokens": wish.k, "draft_model": wish.draft_model}
-    named = ("model", "mtp", "kernels", "layouts", "dtype", "runtime", "overlap")
+    named = ("model", "mtp", "kernels", "layouts", "dtype", "capture", "runtime", "overlap")
     wishes |= {name: getattr(args, name) for name in named}
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)

@@ -23,6 +23,8 @@ from .threads import threads_for, weight_bytes
 from .workers.cores import available
 
 STORED, ASSUMED = "stored", "assumed"
+FACTS = ("dtype", "kernels", "layouts", "capture", "tile", "prefill_tile", "max_model_len")
+"""Sizes that change what a call costs, beside max_num_seqs and K, which are a record's own."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,6 @@ def _near(record: Record, sizes: Sizes) -> bool:
 
 def _facts(graph: Graph, files: ModelFiles, settings: Settings, sizes: Sizes) -> dict[str, str]:
     threads = threads_for(settings.threads, weight_bytes(files.folder), len(available()))
-    facts = {
-        name: getattr(sizes, name) for name in ("dtype", "kernels", "layouts", "tile", "prefill_tile", "max_model_len")
-    }
+    facts = {name: getattr(sizes, name) for name in FACTS}
     facts |= {"runtime": settings.runtime, "threads": threads, "graph": graph_key(graph)[:16], **versions()}
     return {name: str(value) for name, value in facts.items()}

@@ -46,6 +46,7 @@ class Sizes:
     kernels: Kernels = "auto"
     layouts: Kinds = "bxs"
     stage_timeout: float = 60.0
+    capture: str = "eager"
     adaptive: bool = False
     """Whether each step chooses its K, up to num_speculative_tokens."""
 
@@ -167,6 +168,7 @@ class Compiler:
             "layouts": s.layouts,
             "slot_per_row": self.shape.slot_per_row,
             "stage_timeout": s.stage_timeout,
+            "capture": s.capture,
             "max_depth": s.k_max,
             "dtype": s.dtype,
             "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},

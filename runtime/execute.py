@@ -6,6 +6,7 @@ another. It decides nothing that the plan has not decided.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,12 +14,21 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from draftline.compiler.capture import Capture, Replay
-from draftline.compiler.plan import Condition, Copy, Instruction, Plan, RowsAbove, StageRun, WorkerProgram
+from draftline.compiler.plan import (
+    Condition,
+    Copy,
+    Instruction,
+    Plan,
+    RowsAbove,
+    Segment,
+    StageRun,
+    WorkerProgram,
+)
 from draftline.graph.errors import StageError
 from draftline.stages.core import StageContext
 from draftline.stages.models.core import Loaded
 
-from .arena import Arena
+from .arena import Arena, rehearsal_arena
 
 Lookup = Callable[[str], type[Any]]
 Captures = Callable[[str], Capture]
@@ -75,7 +85,9 @@ class Program:
             if segment.device == worker.device
         }
         self._replays = {
-            segment.name: captures(segment.backend).capture(_replay(plan, self.segments[segment.name]))
+            segment.name: captures(segment.backend).capture(
+                _replay(plan, self.segments[segment.name]), functools.partial(_rehearse, plan, segment, stages)
+            )
             for segment in plan.segments
             if segment.name in self.segments
         }
@@ -147,23 +159,33 @@ class _Alone:
         pass
 
 
-def build_stages(plan: Plan, devices: Sequence[str], model: Loaded, lookup: Lookup) -> dict[str, Any]:
-    """One instance per node of the plan that runs on one of ``devices``."""
-    context = StageContext(
-        model.device,
-        model.dtype,
-        dict(plan.dims),
-        plan.layout.chosen,
-        model.target,
-        model.drafter,
-        model.draft_model,
-    )
-    return {
-        run.node: lookup(run.stage)(context, **dict(run.options))
-        for segment in plan.segments
-        if segment.device in devices
-        for run in {run.node: run for run in segment.runs}.values()
-    }
+def build_stages(
+    plan: Plan, devices: Sequence[str], model: Loaded, lookup: Lookup, captures: Captures
+) -> dict[str, Any]:
+    """One instance per node of the plan that runs on one of ``devices``, with the models as its segment's backend has
+    them."""
+    stages = {}
+    for segment in plan.segments:
+        if segment.device in devices:
+            own = captures(segment.backend).models(model)
+            context = StageContext(
+                model.device,
+                model.dtype,
+                dict(plan.dims),
+                plan.layout.chosen,
+                own.target,
+                own.drafter,
+                own.draft_model,
+            )
+            for run in {run.node: run for run in segment.runs}.values():
+                stages[run.node] = lookup(run.stage)(context, **dict(run.options))
+    return stages
+
+
+def _rehearse(plan: Plan, segment: Segment, stages: Mapping[str, Any]) -> None:
+    """Run the segment once for nobody: all rows are pad rows, and the memory is thrown away."""
+    arena = rehearsal_arena(plan)
+    _replay(plan, [_resolve(arena, stages[run.node], run, segment.per_wave) for run in segment.runs])(0)
 
 
 def _resolve(arena: Arena, stage: Any, run: StageRun, per_wave: bool) -> ResolvedRun:

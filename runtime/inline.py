@@ -45,7 +45,7 @@ class BoundPlan:
         self._host = torch.zeros(plan.metadata[1], dtype=torch.uint8)
         self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = metadata_arrays(plan, self._host)  # type: ignore[assignment]
         self.outputs = {name: self.arena.view(view) for name, view in plan.outputs}
-        stages = build_stages(plan, [w.device for w in plan.workers], model, lookup)
+        stages = build_stages(plan, [w.device for w in plan.workers], model, lookup, captures)
         self.programs = [
             Program(plan, worker, self.arena, stages, captures, self._read if not n else _nothing)
             for n, worker in enumerate(sorted(plan.workers, key=lambda w: w.device != plan.entry))
@@ -111,7 +111,9 @@ class InlineRuntime:
         return sum(b.captures for b in self._backends.values())
 
     def _captures(self, name: str) -> Capture:
-        return self._backends.setdefault(name, backend(name))
+        if name not in self._backends:
+            self._backends[name] = backend(name)
+        return self._backends[name]
 
     def bind(self, plans: Sequence[Plan]) -> list[BoundPlan]:
         """Bind plans that never run at the same time: they share one arena. This is the warm-up: whatever a
@@ -123,6 +125,8 @@ class InlineRuntime:
         self.bound = [
             BoundPlan(p, self.model, self._lookup, memory, layout, self._captures, n) for n, p in enumerate(plans)
         ]
+        for one in self._backends.values():
+            one.seal()
         return self.bound
 
     def tracks(self) -> list[tuple[str, Spans]]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from draftline.compiler.cache import CacheReport
+from draftline.compiler.capture import backend
 from draftline.compiler.compile import Dump
 from draftline.compiler.costs import DISPATCH
 from draftline.compiler.plan import Plan
@@ -51,6 +52,8 @@ from .workers.launch import Launch, Limits
 
 log = logging.getLogger("draftline")
 PLAIN_PREFILL = "prefill.yaml"
+COMPILE_TIMEOUT = 1800.0
+"""Seconds that workers may take to start at least where they may have to compile the model first."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,9 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
         # Once and here: workers could only say it as they end, and each would compile kernels of its own.
         check_weights(prepared.files, DTYPES[s.dtype])
         uses_native(prepared.files, prepared.sizes.kernels, torch.device("cpu"))
-        limits = Limits(start_timeout=float(s.start_timeout), max_restarts=s.max_restarts)
+        backend(s.capture)
+        patience = s.start_timeout if s.capture == "eager" else max(s.start_timeout, COMPILE_TIMEOUT)
+        limits = Limits(start_timeout=float(patience), max_restarts=s.max_restarts)
         cores = share(available(), s.replicas)[group] if s.replicas > 1 else available()
         return WorkerGroup(
             Launch(

@@ -28,6 +28,7 @@ DEFAULTS: Mapping[str, Any] = {
     "dtype": "fp32",
     "kernels": "auto",
     "layouts": "bxs",
+    "capture": "eager",
     "prefill_tile": 64,
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
     "max_new_tokens": 128,
@@ -63,6 +64,7 @@ def parse_depth(value: Any, where: str = "num_speculative_tokens", shown: str = 
 
 KERNELS = ("auto", "reference", "native")
 LAYOUTS = ("bxs", "packed", "any")
+CAPTURES = ("eager", "inductor")
 RUNTIMES = ("inline", "zmq")
 
 
@@ -80,6 +82,7 @@ class Settings:
     dtype: str
     kernels: Literal["auto", "reference", "native"]
     layouts: Literal["bxs", "packed", "any"]
+    capture: str
     prefill_tile: int
     page_size: int
     max_new_tokens: int
@@ -120,6 +123,12 @@ def merge(graph: Graph, wishes: Mapping[str, Any]) -> Settings:
         raise UsageError(f"kernels is {values['kernels']!r}; known: {', '.join(KERNELS)}")
     if values["layouts"] not in LAYOUTS:
         raise UsageError(f"layouts is {values['layouts']!r}; known: {', '.join(LAYOUTS)}")
+    if values["capture"] not in CAPTURES:
+        raise UsageError(f"capture is {values['capture']!r}; known: {', '.join(CAPTURES)}")
+    if values["capture"] == "inductor" and values["kernels"] != "reference":
+        if values["kernels"] == "native":
+            raise UsageError("capture inductor compiles plain torch, not native kernels; use --kernels reference")
+        values["kernels"] = "reference"
     if values["runtime"] not in RUNTIMES:
         raise UsageError(f"runtime is {values['runtime']!r}; known: {', '.join(RUNTIMES)}")
     return Settings(**values, adaptive=adaptive, asked_max_model_len="max_model_len" in wanted)
@@ -147,4 +156,5 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         layouts=settings.layouts,
         stage_timeout=float(settings.stage_timeout),
         adaptive=settings.adaptive,
+        capture=settings.capture,
     )

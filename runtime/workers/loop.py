@@ -70,6 +70,8 @@ class Worker:
         self._backends: dict[str, Capture] = {}
         self._plans = plans
         self._programs = [self._bind(plan, model, lookup, tensors, layout) for plan in plans]
+        for one in self._backends.values():
+            one.seal()
         states = frozenset[str]() if boot.shares_memory else travelling(plans)
         self._carried = [NOTHING if boot.shares_memory else carried(plan, states) for plan in plans]
         self._cells[shared.CAPTURES] = sum(b.captures for b in self._backends.values())
@@ -104,11 +106,13 @@ class Worker:
         if worker is None:
             return None
         arena = Arena(plan, memory, layout)
-        stages = build_stages(plan, [worker.device], model, lookup)
+        stages = build_stages(plan, [worker.device], model, lookup, self._capture)
         return Program(plan, worker, arena, stages, self._capture, lambda: None)
 
     def _capture(self, name: str) -> Capture:
-        return self._backends.setdefault(name, backend(name))
+        if name not in self._backends:
+            self._backends[name] = backend(name)
+        return self._backends[name]
 
     # -- the loop ------------------------------------------------------------------------------------------
 

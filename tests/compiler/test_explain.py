@@ -91,14 +91,14 @@ def test_dump_of_an_unknown_pass():
 
 def test_eager_replays_and_counts():
     capture, ran = backend("eager"), []
-    replay = capture.capture(ran.append)
+    replay = capture.capture(ran.append, lambda: ran.append(-1))
     replay(2)
     replay(0)
     assert (ran, capture.captures) == ([2, 0], 1)
     assert backend("eager").captures == 0
 
 
-@pytest.mark.parametrize("name", ["inductor", "npugraph", "cudagraph"])
+@pytest.mark.parametrize("name", ["npugraph", "cudagraph"])
 def test_backends_that_are_not_here_raise(name):
     with pytest.raises(PlanError, match=rf"'{name}' is not available.*'eager'"):
         backend(name)

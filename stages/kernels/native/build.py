@@ -33,7 +33,7 @@ def compiler() -> str | None:
     return told or next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
 
 
-def _cpu() -> str:
+def cpu_text() -> str:
     """What -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -45,7 +45,7 @@ def _cpu() -> str:
 
 
 def _key(cxx: str) -> str:
-    parts = [" ".join(FLAGS), _run([cxx, "--version"]), _cpu(), os.uname().machine]
+    parts = [" ".join(FLAGS), _run([cxx, "--version"]), cpu_text(), os.uname().machine]
     parts += [p.read_text("utf-8") for p in sorted(SOURCES.iterdir()) if p.suffix in (".cpp", ".h")]
     return _digest("\0".join(parts).encode())
 

@@ -23,7 +23,7 @@ from draftline.stages.models.core import Rows
 
 from . import block
 from .config import OVERLAPPED_RATIO, Config
-from .weights import AttentionWeights, CompressorWeights, Weights
+from .weights import AttentionWeights, CompressorWeights, LayerWeights, Weights
 
 Angles = tuple[Tensor, Tensor]
 
@@ -164,6 +164,25 @@ def _attend(
     return sink_attention(p.q.unsqueeze(1), kv, visible.unsqueeze(1), w.sink).squeeze(1)
 
 
+@torch.compiler.nested_compile_region  # whoever compiles the model compiles one layer of each kind
+def _layer(
+    c: Config,
+    w: LayerWeights,
+    own: LayerCache,
+    window: WindowIndex,
+    index: CompressIndex | None,
+    angles: Angles,
+    tokens: Tensor,
+    streams: Tensor,
+) -> Tensor:
+    """One decoder layer on streams [R, H, D]; ``index`` None: sliding window only."""
+
+    def attend(a: AttentionWeights, p: block.Projected) -> Tensor:
+        return _attend(c, a, p, own, window, index, angles)
+
+    return block.layer(c, w, streams, tokens, *angles, attend)[0]
+
+
 class DeepseekV4Target:
     """The target with its caches. See models.core.Target for the contract."""
 
@@ -182,17 +201,7 @@ class DeepseekV4Target:
         streams = block.embed(c, self.weights, rows.tokens)
         for w, own, ratio in zip(self.weights.layers, self.caches, c.compress_ratios, strict=True):
             angles, index = (scaled, by_ratio[ratio]) if ratio else (plain, None)
-
-            def attend(
-                a: AttentionWeights,
-                p: block.Projected,
-                own: LayerCache = own,
-                index: CompressIndex | None = index,
-                angles: Angles = angles,
-            ) -> Tensor:
-                return _attend(c, a, p, own, window, index, angles)
-
-            streams, _ = block.layer(c, w, streams, rows.tokens, *angles, attend)
+            streams = _layer(c, w, own, window, index, angles, rows.tokens, streams)
         return streams
 
     def logits(self, streams: Tensor) -> Tensor:

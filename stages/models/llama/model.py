@@ -97,6 +97,7 @@ class LlamaTarget:
         return self.logits(streams).argmax(-1)
 
 
+@torch.compiler.nested_compile_region  # whoever compiles the model compiles one layer, and calls it for each
 def _layer(
     c: Config, w: LayerWeights, own: KeyValueCache, index: PositionIndex, x: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
