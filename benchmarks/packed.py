@@ -17,9 +17,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.smollm2 import PROSE
 from draftline.runtime.pipeline import Pipeline, open_pipeline
 
@@ -85,20 +82,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--new", type=int, default=64)
     args = p.parse_args(argv)
-    table = Table(title=f"{args.model}, {args.dtype}, {args.graph}, tile {args.tile}, greedy", box=None)
-    for name in ("K", "requests", "layout", "waves", "ms", "packed waves", "packed ms", "B×S ÷ packed", "tokens/step"):
-        table.add_column(name, justify="right")
+    what = f"{args.model}, {args.dtype}, {args.graph}, tile {args.tile}, greedy"
+    print(f"{what}; a step on average, medians of {args.rounds} rounds")
+    head = ("K", "requests", "B×S", "waves", "ms", "packed waves", "packed ms", "B×S ÷ packed", "tokens")
+    print("  ".join(head), flush=True)
     for k in args.depths:
         for requests in args.requests:
             whole, packed = measure(k, requests, args)
-            ms = [1e3 * statistics.median(side.seconds) for side in (whole, packed)]
-            waves = [statistics.median(side.waves) for side in (whole, packed)]
             ratio = statistics.median(a / b for a, b in zip(whole.seconds, packed.seconds, strict=True))
-            table.add_row(
-                *(str(k), str(requests), whole.layout, f"{waves[0]:.2f}", f"{ms[0]:.1f}"),
-                *(f"{waves[1]:.2f}", f"{ms[1]:.1f}", f"{ratio:.2f}", f"{statistics.median(packed.tokens):.2f}"),
-            )
-    Console(width=120).print(table)
+            cells = [str(k), str(requests), whole.layout]
+            for side in (whole, packed):
+                cells += [f"{statistics.median(side.waves):.2f}", f"{1e3 * statistics.median(side.seconds):.0f}"]
+            cells += [f"{ratio:.2f}", f"{statistics.median(packed.tokens):.2f}"]
+            print("  ".join(c.rjust(len(h)) for c, h in zip(cells, head, strict=True)), flush=True)
 
 
 if __name__ == "__main__":
