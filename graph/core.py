@@ -49,8 +49,8 @@ class Signature:
     """Option names with their defaults; a default of ``...`` means that the option is required."""
     per_wave: bool = False
     uses: tuple[str, ...] = ()
-    """Models whose caches the stage reads or writes: ``target``, ``drafter``. All stages that use one model stand on
-    one device, and a worker process loads only what its stages use."""
+    """Models whose caches the stage reads or writes: ``target``, ``drafter``, ``draft_model``. All stages that use one
+    model stand on one device, and a worker process loads only what its stages use."""
     shift: tuple[tuple[str, int], ...] = ()
     """(input port, n) pairs of a stage that builds the window: column j of its [N, W] outputs needs columns up to
     j - n of that input and nothing later, so the compiler may run it for a part of the window at a time."""

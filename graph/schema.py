@@ -103,6 +103,7 @@ class SettingsModel(_Strict):
 
     model: StrictStr | None = None
     mtp: StrictStr | None = None
+    draft_model: StrictStr | None = None
     num_speculative_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     tile: Positive | None = None
     max_num_seqs: Positive | None = None

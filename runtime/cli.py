@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a value of the graph file")
     p.add_argument("--model", metavar="M", help="a model folder, or the name of a packaged one")
     p.add_argument("--mtp", metavar="DIR", help="the folder of an MTP head for the model, or a packaged head's name")
+    p.add_argument("--draft-model", metavar="DIR", help="the folder or name of a model that drafts (draft-model.yaml)")
     p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
     p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
     p.add_argument("--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0 is plain decoding")
@@ -161,14 +162,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, num_prompts: int) -> Prepared:
-    k, stage = speculation.resolve(args, lambda message: _say(f"{PROG}: warning: {message}"))
+    wish = speculation.resolve(args, lambda message: _say(f"{PROG}: warning: {message}"))
     graph = load_graph(args.graph, args.set)
-    if stage is not None and all(node.stage != stage for node in graph.nodes):
+    if wish.stage is not None and all(node.stage != wish.stage for node in graph.nodes):
         drafters = ", ".join(n.stage for n in graph.nodes if n.stage.startswith("draft.")) or "none"
         raise UsageError(
-            f"--speculative-config: the method needs stage {stage!r}, graph {graph.name!r} drafts with: {drafters}"
+            f"--speculative-config: the method needs stage {wish.stage!r}, graph {graph.name!r} drafts with: {drafters}"
         )
-    wishes: dict[str, Any] = {"num_speculative_tokens": k}
+    wishes: dict[str, Any] = {"num_speculative_tokens": wish.k, "draft_model": wish.draft_model}
     wishes |= {name: getattr(args, name) for name in ("model", "mtp", "kernels", "dtype", "runtime", "overlap")}
     for name in ("max_restarts", "threads"):
         wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)

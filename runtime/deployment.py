@@ -15,11 +15,13 @@ import torch
 
 from draftline.compiler.cache import CacheReport, lookup_or_compile
 from draftline.compiler.compile import Dump, compile_graph
+from draftline.compiler.core import signature_of
+from draftline.compiler.passes.bind import stage_nodes
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
-from draftline.stages.models.core import Loaded, Shape
+from draftline.stages.models.core import Loaded, ModelFiles, Shape
 from draftline.stages.models.registry import Kernels, cache_bytes, load_model, locate, read_shape
 from draftline.stages.registry import lookup as builtin_lookup
 
@@ -82,8 +84,16 @@ def needs_mtp(graph: Graph) -> bool:
     return any(name == "streams" for name, _ in graph.state)
 
 
-def check(graph: Graph, shape: Shape, sizes: Sizes, model: str) -> None:
-    """Raises UsageError where graph, model and sizes do not go together."""
+def models_of(graph: Graph, lookup: Lookup) -> tuple[str, ...]:
+    """The models that the stages of a graph use. Raises GraphError for an unknown stage."""
+    uses = {model for _, node in stage_nodes(graph) for model in signature_of(lookup, node.stage).uses}
+    return tuple(sorted(uses))
+
+
+def check(
+    graph: Graph, shape: Shape, sizes: Sizes, model: str, draft_model: str = "", lookup: Lookup = builtin_lookup
+) -> None:
+    """Raises UsageError where graph, models and sizes do not go together, GraphError for an unknown stage."""
     k = sizes.num_speculative_tokens
     asked = (
         f"K={k} was asked for (by --num-speculative-tokens/-K, --speculative-config, --enable-mtp or the graph's"
@@ -96,9 +106,22 @@ def check(graph: Graph, shape: Shape, sizes: Sizes, model: str) -> None:
             f"{asked}, but model {model!r} has no MTP layer (num_nextn_predict_layers is 0 in its config.json);"
             " give an MTP head with --mtp DIR (draftline-train-mtp makes one), use -K 0, or --graph ngram.yaml"
         )
+    drafts_alone = "draft_model" in models_of(graph, lookup)
+    if k and drafts_alone and not draft_model:
+        raise UsageError(
+            f"{asked}, and graph {graph.name!r} drafts with a model of its own, but there is none: give its folder with"
+            " --draft-model DIR (or settings.draft_model), use -K 0, or a graph such as mtp.yaml or ngram.yaml"
+        )
+    if draft_model and not drafts_alone:
+        raise UsageError(
+            f"a draft model is given ({draft_model!r}, by --draft-model, --speculative-config or settings.draft_model),"
+            f" but graph {graph.name!r} has no stage draft.model; use --graph draft-model.yaml, or give none"
+        )
     if sizes.max_model_len > shape.max_len:
+        smaller = f" (the smaller of its own and that of draft model {draft_model!r})" if draft_model else ""
         raise UsageError(
             f"--max-model-len {sizes.max_model_len} is more than the model's max_position_embeddings={shape.max_len}"
+            f"{smaller}"
         )
     for ratio in shape.ratios:
         if sizes.page_size % ratio:
@@ -139,11 +162,11 @@ class Compiler:
         return lookup_or_compile(graph, directory=self.cache, **numbers)
 
 
-def check_memory(model: str, mtp: str, sizes: Sizes, replicas: int) -> None:
+def check_memory(files: ModelFiles, sizes: Sizes, replicas: int) -> None:
     """Raises CapacityError if this machine has less memory than the caches of ``replicas`` deployments take. Cheap, and
     before anything is compiled for sizes that nobody can serve."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need = replicas * cache_bytes(locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype])
+    need = replicas * cache_bytes(files, sizes.geometry(), DTYPES[sizes.dtype])
     if need > has:
         raise CapacityError(
             f"the caches of {replicas} x {sizes.max_num_seqs} requests x {sizes.max_model_len} positions take"
@@ -152,13 +175,11 @@ def check_memory(model: str, mtp: str, sizes: Sizes, replicas: int) -> None:
         )
 
 
-def load(model: str, mtp: str, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
-    """Read the weights of the model and its MTP head and allocate the caches of what is used. Raises ModelError and
-    CapacityError."""
+def load(files: ModelFiles, sizes: Sizes, uses: Collection[str] = ("target", "drafter")) -> Loaded:
+    """Read the weights of the model, its MTP head and its draft model, and allocate the caches of what is used. Raises
+    ModelError and CapacityError."""
     try:
-        return load_model(
-            locate(model, mtp), sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses, sizes.kernels
-        )
+        return load_model(files, sizes.geometry(), DTYPES[sizes.dtype], torch.device("cpu"), uses, sizes.kernels)
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises a bare RuntimeError
         raise CapacityError(
             f"the caches of {sizes.max_num_seqs} requests x {sizes.max_model_len} positions do not fit into memory;"

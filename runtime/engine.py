@@ -19,8 +19,9 @@ from draftline.compiler.passes.place import follow
 from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, PlanError, StageError, WorkerError, WorkerStartError, nearest
 
-from .deployment import Compiler, depths, needs_mtp
-from .fill import fill_calls
+from .catch_up import CatchUp
+from .deployment import Compiler, depths
+from .fill import fill_calls, missed_calls, write_rows
 from .observe import Observer
 from .pages import PagePool
 from .recovery import Recovery
@@ -29,7 +30,7 @@ from .running import Bound, Flow, Outputs, Runtime, call, drive
 from .slots import SlotTable
 
 DRIVER_INPUTS = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
-PREFILL_INPUTS = ("tokens", "following", "positions", "slots", "pages")
+PREFILL_INPUTS = ("tokens", "following", "positions", "slots", "draft_slots", "pages")
 
 
 class Engine:
@@ -63,7 +64,7 @@ class Engine:
             for name in b.inputs:
                 if name not in known:
                     raise PlanError(f"graph {b.plan.name!r}: the driver has no input {name!r}{nearest(name, known)}")
-        self._mtp = needs_mtp(graph)
+        self._catch_up = CatchUp.of(graph, compiler.lookup, self.k_max + 1)
         self._slots = SlotTable(self.sizes.max_num_seqs)
         geometry = self.sizes.geometry()
         self._pages = PagePool(geometry.num_pages, self.sizes.page_size, self.sizes.max_num_seqs)
@@ -142,6 +143,7 @@ class Engine:
         if batch:
             try:
                 yield from self._fill(batch)
+                yield from self._fill_missed(batch)
                 yield from self._decode_step(batch, listen)
             except (StageError, WorkerError) as error:
                 self.observer.failed(error)
@@ -182,8 +184,8 @@ class Engine:
 
     def _depth(self, live: Live) -> int:
         """K_eff: drafts that this request can still use, 0 … K (DESIGN §4.6)."""
-        if self._mtp and not live.num_recent:
-            return 0  # a prompt of one token: the drafter has no streams to start from yet
+        if not self._catch_up.can_draft(live):
+            return 0
         k = live.request.num_speculative_tokens
         return max(0, min(self.k_max if k is None else min(k, self.k_max), self._wanted(live) - 1))
 
@@ -201,17 +203,13 @@ class Engine:
         for live in batch:
             n = live.slot.index
             self._reserve(n, len(live.tokens) + depth[n])
-            values = {
-                "tail": live.tokens[-1],
-                "position": len(live.tokens) - 1,
-                "depth": depth[n],
-                "num_recent": live.num_recent,
-            }
-            for name, value in values.items():
+            recent = min(live.num_recent, self.k_max + 1)
+            values = {"tail": live.tokens[-1], "position": len(live.tokens) - 1, "depth": depth[n]}
+            for name, value in {**values, "num_recent": recent}.items():
                 if name in bound.inputs:
                     bound.inputs[name][n] = value
-            if live.num_recent and "recent" in bound.inputs:
-                bound.inputs["recent"][n, : live.num_recent] = live.tokens[-live.num_recent :]
+            if recent and "recent" in bound.inputs:
+                bound.inputs["recent"][n, :recent] = live.tokens[-recent:]
             if "history" in bound.inputs:
                 bound.inputs["history"][n, : len(live.tokens)] = live.tokens
         if "num_recent" in bound.inputs:
@@ -226,14 +224,14 @@ class Engine:
     def _post_process(
         self, batch: Sequence[Live], depth: dict[int, int], out: dict[str, np.ndarray], listen: Listener | None
     ) -> None:
-        proposed = out.get("proposed")
+        proposed, drafting = out.get("proposed"), max(depth.values()) > 0
         for live in batch:
             n = live.slot.index
             new = [int(t) for t in out["tokens"][n, : out["count"][n]]]
             drafts = depth[n] if proposed is None else int(proposed[n])
             kept, reason = self._cut(live, new)
+            self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
             live.tokens.extend(kept)
-            live.num_recent = len(new)
             live.drafts, live.accepted = drafts, int(out["accepted"][n])
             live.counts.add(drafts, min(live.accepted, len(kept)), len(kept))
             if listen is not None and kept:
@@ -291,18 +289,22 @@ class Engine:
             yield from self._run_fill(bound, rows)
         for live in todo:
             live.prefill_seconds += time.perf_counter() - began
-            live.num_recent = 1 if self._mtp and len(live.tokens) > 1 else 0
+            self._catch_up.filled(live)
             live.cached = True
 
-    def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]]) -> Flow[Outputs]:
+    def _fill_missed(self, batch: Sequence[Live]) -> Flow[None]:
+        """Give the drafter what it missed in steps without drafts, for those who will draft now."""
+        todo = [live for live in batch if self._catch_up.behind(live) and self._depth(live)]
+        own = self._catch_up.own_model
+        for rows in missed_calls(todo, self.sizes.prefill_tile if own else self.sizes.tile):
+            yield from self._run_fill(self._prefill if own else self._replay, rows, target=not own)
+        for live in todo:
+            self._catch_up.filled(live)
+
+    def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]], target: bool = True) -> Flow[Outputs]:
+        """One call of rows (request, position); without ``target``, they are the draft model's alone."""
         began = time.monotonic_ns()
-        for array in bound.inputs.values():
-            array.fill(-1)
-        for i, (live, p) in enumerate(rows):
-            bound.inputs["tokens"][i], bound.inputs["positions"][i] = live.tokens[p], p
-            bound.inputs["slots"][i] = live.slot.index
-            if "following" in bound.inputs:
-                bound.inputs["following"][i] = live.tokens[p + 1]
+        write_rows(bound.inputs, rows, target)
         bound.inputs["pages"][:] = self._table
         out = yield from call(self.runtime.start(bound))
         self.observer.filled(self.runtime, bound.plan, began, rows)

@@ -147,7 +147,15 @@ class _Alone:
 
 def build_stages(plan: Plan, devices: Sequence[str], model: Loaded, lookup: Lookup) -> dict[str, Any]:
     """One instance per node of the plan that runs on one of ``devices``."""
-    context = StageContext(model.device, model.dtype, dict(plan.dims), plan.layout.chosen, model.target, model.drafter)
+    context = StageContext(
+        model.device,
+        model.dtype,
+        dict(plan.dims),
+        plan.layout.chosen,
+        model.target,
+        model.drafter,
+        model.draft_model,
+    )
     return {
         run.node: lookup(run.stage)(context, **dict(run.options))
         for segment in plan.segments

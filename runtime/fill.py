@@ -1,4 +1,5 @@
-"""Which rows fill a request's caches, and in which calls. Knows: the journal. Does not know: how a call runs.
+"""Which rows fill a request's caches, and in which calls. Knows: the journal, a call's inputs. Does not know: how a
+call runs.
 
 A row's cache entries depend on the number of rows of the call that wrote them (bitwise; DESIGN §4.3). So a cache that
 is rebuilt is bitwise the one that was lost only if every row is computed again by a call of the size that it was
@@ -8,7 +9,8 @@ committed tokens by calls of T rows, which is what verified them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from .request import Live
 
@@ -21,3 +23,26 @@ def fill_calls(todo: Sequence[Live], prefill_tile: int, tile: int) -> Iterator[t
     for replay, rows, size in ((False, prompts, prefill_tile), (True, committed, tile)):
         for start in range(0, len(rows), size):
             yield replay, rows[start : start + size]
+
+
+def missed_calls(todo: Sequence[Live], size: int) -> Iterator[list[tuple[Live, int]]]:
+    """Yield (request, position) of each row before the tails that a drafter has not seen, ``size`` rows a call. They
+    are committed rows, so calls of T rows leave the target's entries, which they write again, bitwise as they are."""
+    rows = [(live, p) for live in todo for p in range(live.seen, len(live.tokens) - 1)]
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def write_rows(inputs: Mapping[str, Any], rows: Sequence[tuple[Live, int]], target: bool) -> None:
+    """Put rows (request, position) into the inputs of a prefill graph, pad rows behind. Without ``target``, they are
+    rows of the draft model alone."""
+    for array in inputs.values():
+        array.fill(-1)
+    for i, (live, p) in enumerate(rows):
+        inputs["tokens"][i], inputs["positions"][i] = live.tokens[p], p
+        if target:
+            inputs["slots"][i] = live.slot.index
+        if "draft_slots" in inputs:
+            inputs["draft_slots"][i] = live.slot.index
+        if "following" in inputs:
+            inputs["following"][i] = live.tokens[p + 1]

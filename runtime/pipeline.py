@@ -27,7 +27,7 @@ from draftline.stages.models.core import ModelFiles, Shape
 from draftline.stages.models.registry import check_weights, locate, read_shape, uses_native
 from draftline.stages.registry import extended
 
-from .deployment import DTYPES, Compiler, Sizes, check, check_memory, load, needs_mtp
+from .deployment import DTYPES, Compiler, Sizes, check, check_memory, load, models_of
 from .engine import Engine
 from .inline import InlineRuntime
 from .observers import Observers
@@ -35,7 +35,7 @@ from .replicas import generate
 from .request import Listener, Output, Request
 from .running import Runtime
 from .settings import Settings, merge, sizes
-from .text import Text
+from .text import Text, check_same_tokens
 from .threads import threads_for, weight_bytes
 from .workers.cores import available, share
 from .workers.group import WorkerGroup
@@ -90,19 +90,18 @@ def prepare(
     if isinstance(graph, str):
         source, graph = graph, load_graph(graph)
     settings = merge(graph, wishes)
-    files = locate(settings.model, settings.mtp)
+    files, lookup = locate(settings.model, settings.mtp, settings.draft_model), extended(stages)
     shape = read_shape(files)
     chosen = sizes(settings, shape)
-    check(graph, shape, chosen, settings.model)
+    check(graph, shape, chosen, settings.model, settings.draft_model, lookup)
+    check_same_tokens(files)
     if prefill is None and chosen.k_max == 0:
         prefill = load_graph(PLAIN_PREFILL)  # nothing drafts, so the drafter's cache stays unused
     if prefill is None:
         prefill = resolve_prefill(graph, source)
     if prefill is None:
         raise UsageError(f"graph {graph.name!r} names no prefill graph; add the key prefill, such as {PLAIN_PREFILL}")
-    return Prepared(
-        graph, prefill, settings, chosen, shape, files, Compiler(chosen, shape, extended(stages), plan_cache)
-    )
+    return Prepared(graph, prefill, settings, chosen, shape, files, Compiler(chosen, shape, lookup, plan_cache))
 
 
 class Pipeline:
@@ -110,7 +109,7 @@ class Pipeline:
 
     def __init__(self, prepared: Prepared, options: RunOptions = RunOptions()) -> None:
         s = prepared.settings
-        check_memory(s.model, s.mtp, prepared.sizes, s.replicas)
+        check_memory(prepared.files, prepared.sizes, s.replicas)
         self.prepared, self.text = prepared, Text(prepared.files.folder)
         self.observers = Observers(options.trace, options.metrics_port)
         self.engines: list[Engine] = []
@@ -192,13 +191,14 @@ def start_runtime(prepared: Prepared, options: RunOptions, group: int) -> Runtim
                 threads=s.threads,
                 nbytes=nbytes,
                 mtp=s.mtp,
+                draft_model=s.draft_model,
                 transport=options.transport,
                 curve_keys=options.curve_keys,
             )
         )
     torch.set_num_threads(threads_for(s.threads, nbytes, len(available())))
-    uses = ("target", "drafter") if prepared.sizes.k_max and needs_mtp(prepared.graph) else ("target",)
-    return InlineRuntime(load(s.model, s.mtp, prepared.sizes, uses), compiler.lookup, options.trace is not None)
+    uses = models_of(prepared.graph, compiler.lookup) if prepared.sizes.k_max else ("target",)
+    return InlineRuntime(load(prepared.files, prepared.sizes, uses), compiler.lookup, options.trace is not None)
 
 
 def open_pipeline(graph: Graph | str, options: RunOptions = RunOptions(), **wishes: Any) -> Pipeline:

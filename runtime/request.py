@@ -107,8 +107,9 @@ NOWHERE = Slot(-1, 0)
 class Live:
     """A request that waits or runs, with its journal: ``tokens`` are the prompt and what was committed.
 
-    ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens came in the last
-    step, of ``drafts`` drafts ``accepted``. ``strikes``: failures while it ran alone."""
+    ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens the
+    drafter is given in its next step, ``seen``: how many rows of its cache are right, see ``catch_up.py``. ``drafts``:
+    of the last step, of which ``accepted`` stood. ``strikes``: failures while it ran alone."""
 
     index: int
     request: Request
@@ -116,6 +117,7 @@ class Live:
     slot: Slot = NOWHERE
     cached: bool = False
     num_recent: int = 0
+    seen: int = 0
     drafts: int = 0
     accepted: int = 0
     strikes: int = 0

@@ -19,6 +19,7 @@ from .deployment import DTYPES, Sizes
 DEFAULTS: Mapping[str, Any] = {
     "model": "tiny-v4",
     "mtp": "",  # empty: the model's own MTP layer, or the packaged head for a model of this name
+    "draft_model": "",  # empty: none
     "num_speculative_tokens": 0,
     "tile": 8,
     "max_num_seqs": 8,
@@ -51,6 +52,7 @@ class Settings:
 
     model: str
     mtp: str
+    draft_model: str
     num_speculative_tokens: int
     tile: int
     max_num_seqs: int

@@ -44,8 +44,9 @@ class Layout:
 class StageContext:
     """What a stage may use for as long as the plan lives.
 
-    ``dims`` gives each graph symbol its value (``K``, ``N``, ``S``, …). ``target`` and ``drafter`` are
-    the models with their caches (None where the graph runs without one).
+    ``dims`` gives each graph symbol its value (``K``, ``N``, ``S``, …). ``target``, ``drafter``
+    (the target's MTP layer or head) and ``draft_model`` (a language model of its own) are the models with their caches
+    (None where the graph runs without one).
     """
 
     device: torch.device
@@ -54,6 +55,7 @@ class StageContext:
     layout: Layout
     target: Any = None
     drafter: Any = None
+    draft_model: Any = None
 
 
 @dataclass(frozen=True)

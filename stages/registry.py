@@ -13,6 +13,7 @@ from draftline.graph.errors import GraphError, nearest
 
 from .accept import AcceptGreedy
 from .commit import Commit
+from .draft_model import DraftModel, PrefillDraftModel
 from .draft_mtp import DraftMtp
 from .draft_ngram import DraftNgram
 from .pad import Pad
@@ -22,6 +23,7 @@ from .verify import Verify
 BUILTIN: Mapping[str, type[Any]] = MappingProxyType(
     {
         "draft.mtp": DraftMtp,
+        "draft.model": DraftModel,
         "draft.ngram": DraftNgram,
         "pad": Pad,
         "verify": Verify,
@@ -29,6 +31,7 @@ BUILTIN: Mapping[str, type[Any]] = MappingProxyType(
         "commit": Commit,
         "prefill.target": PrefillTarget,
         "prefill.draft": PrefillDraft,
+        "prefill.draft_model": PrefillDraftModel,
     }
 )
 

@@ -40,6 +40,7 @@ class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frame: int
     model: str
     mtp: str
+    draft_model: str
     sizes: Sizes
     uses: list[str]
     cores: list[int]

@@ -41,10 +41,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Launch:
-    """``model``: name or folder; ``mtp``: of an MTP head, or empty. ``load``: makes the model in place of reading
-    ``model`` (``sizes`` → Loaded). ``transport``: ``ipc``, or ``tcp://HOST``, which needs ``curve_keys``.
-    ``directory``: where the run directory is made; None: the system's place for temporary files. ``threads``: of each
-    worker; 0: by the ``nbytes`` of the model's weights, see ``threads.py``."""
+    """``model``: name or folder; ``mtp`` and ``draft_model``: of an MTP head and of a draft model, or empty. ``load``:
+    makes the models in place of reading them (``sizes`` → Loaded). ``transport``: ``ipc``, or ``tcp://HOST``, which
+    needs ``curve_keys``. ``directory``: where the run directory is made; None: the system's place for temporary files.
+    ``threads``: of each worker; 0: by the ``nbytes`` of the model's weights, see ``threads.py``."""
 
     model: str
     sizes: Sizes
@@ -56,6 +56,7 @@ class Launch:
     threads: int = 0
     nbytes: int = 0
     mtp: str = ""
+    draft_model: str = ""
     directory: Path | None = None
     transport: str = "ipc"
     curve_keys: Path | None = None
@@ -124,6 +125,7 @@ class Crew:
             max_frame=launch.max_frame if not launch.shares_memory else 0,
             model=launch.model,
             mtp=launch.mtp,
+            draft_model=launch.draft_model,
             sizes=launch.sizes,
             uses=list(self.uses[n]),
             cores=list(self.cores[n]),

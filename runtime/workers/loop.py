@@ -21,6 +21,7 @@ from draftline.compiler.frames import Carried, carried, travelling
 from draftline.compiler.plan import Plan
 from draftline.graph.errors import StageError, TransportError
 from draftline.stages.models.core import Loaded
+from draftline.stages.models.registry import locate
 from draftline.stages.registry import lookup as builtin_lookup
 
 from ..arena import Arena, ArenaLayout, arena_layout
@@ -84,11 +85,16 @@ class Worker:
 
     def _load(self, luggage: ship.Luggage) -> tuple[Loaded, Lookup]:
         sizes, uses = self._boot.sizes, self._boot.uses
-        model = load(self._boot.model, self._boot.mtp, sizes, uses) if luggage.load is None else luggage.load(sizes)
+        if luggage.load is None:
+            model = load(locate(self._boot.model, self._boot.mtp, self._boot.draft_model), sizes, uses)
+        else:
+            model = luggage.load(sizes)
         if "target" not in uses:
             model = replace(model, target=None)
         if "drafter" not in uses:
             model = replace(model, drafter=None)
+        if "draft_model" not in uses:
+            model = replace(model, draft_model=None)
         return model, lambda name: luggage.stages.get(name) or builtin_lookup(name)
 
     def _bind(

@@ -75,8 +75,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run: its caches are allocated. ``drafter`` is None where there is no MTP block; either is None
-    where nothing uses it."""
+    """A model ready to run: its caches are allocated. ``drafter`` is None where there is no MTP block, ``draft_model``
+    where no language model drafts; each is None where nothing uses it."""
 
     shape: Shape
     target: Target | None
@@ -84,14 +84,18 @@ class Loaded:
     geometry: Geometry
     dtype: torch.dtype
     device: torch.device
+    draft_model: Target | None = None
+    """A language model that drafts: greedy tokens of its own, in the target's numbering, below its vocabulary."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The folder of a target, and of the MTP head that drafts for it in place of its own (None: its own, if any)."""
+    """The folder of a target, of the MTP head that drafts for it in place of its own (None: its own, if any), and of
+    the language model that drafts for it, if one does."""
 
     folder: Path
     mtp: Path | None = None
+    draft_model: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from draftline.stages.weights.files import check, load
 
 from . import deepseek_v4, llama
 from .core import BuildOptions, Family, Loaded, ModelFiles, Shape
+from .draft import within
 from .jsonfile import read_json
 from .mtp_head.config import check_fits, load_head_config
 from .mtp_head.model import MtpHeadDrafter, head_cache_bytes
@@ -54,23 +55,29 @@ def family(path: Path) -> Family:
     raise ConfigError(f"{where}: model_type is {kind!r}; served: {', '.join(known)}{nearest(str(kind), known)}")
 
 
-def locate(model: str, mtp: str = "") -> ModelFiles:
+def locate(model: str, mtp: str = "", draft_model: str = "") -> ModelFiles:
     """The files of a model's name or folder, with the MTP head in ``mtp``, the one that comes with the package for a
-    model of that name, or none. Raises ModelError."""
+    model of that name, or none; and those of a draft model. Raises ModelError."""
+    draft = resolve(draft_model) if draft_model else None
     if mtp:
-        return ModelFiles(resolve(model), resolve_head(mtp))
+        return ModelFiles(resolve(model), resolve_head(mtp), draft)
     head = PACKAGED_HEADS / Path(model).name
     packaged = Path(model).name == model and (head / "config.json").is_file()
-    return ModelFiles(resolve(model), head if packaged else None)
+    return ModelFiles(resolve(model), head if packaged else None, draft)
 
 
 def read_shape(files: ModelFiles) -> Shape:
-    """The model's shape from its config.json alone; no weights are read. Raises ConfigError."""
+    """The model's shape from its config.json alone; no weights are read. A draft model must hold the context and fit
+    the pages as the target does. Raises ConfigError."""
     shape = family(files.folder).shape(files.folder / "config.json")
-    if files.mtp is None:
-        return shape
-    check_fits(load_head_config(files.mtp / "config.json"), shape, files.mtp)
-    return replace(shape, num_mtp_layers=1)
+    if files.mtp is not None:
+        check_fits(load_head_config(files.mtp / "config.json"), shape, files.mtp)
+        shape = replace(shape, num_mtp_layers=1)
+    if files.draft_model is not None:
+        draft = read_shape(ModelFiles(files.draft_model))
+        ratios = tuple(dict.fromkeys((*shape.ratios, *draft.ratios)))
+        shape = replace(shape, max_len=min(shape.max_len, draft.max_len), ratios=ratios)
+    return shape
 
 
 def check_weights(files: ModelFiles, dtype: torch.dtype) -> None:
@@ -80,14 +87,16 @@ def check_weights(files: ModelFiles, dtype: torch.dtype) -> None:
     check(files.folder, specs, dtype, optional)
     if files.mtp is not None:
         check(files.mtp, head_specs(load_head_config(files.mtp / "config.json")), dtype)
+    if files.draft_model is not None:
+        check_weights(ModelFiles(files.draft_model), dtype)
 
 
 def cache_bytes(files: ModelFiles, geometry: Geometry, dtype: torch.dtype) -> int:
     """Bytes that the caches of the model take. Raises ConfigError."""
     own = family(files.folder).cache_bytes(files.folder / "config.json", geometry, dtype)
-    if files.mtp is None:
-        return own
-    return own + head_cache_bytes(load_head_config(files.mtp / "config.json"), geometry, dtype)
+    if files.mtp is not None:
+        own += head_cache_bytes(load_head_config(files.mtp / "config.json"), geometry, dtype)
+    return own if files.draft_model is None else own + cache_bytes(ModelFiles(files.draft_model), geometry, dtype)
 
 
 def uses_native(files: ModelFiles, kernels: Kernels, device: torch.device) -> bool:
@@ -112,11 +121,18 @@ def load_model(
     uses: Collection[str] = ("target", "drafter"),
     kernels: Kernels = "auto",
 ) -> Loaded:
-    """Read the weights and allocate the caches of the models in ``uses``; the others are None.
+    """Read the weights and allocate the caches of the models in ``uses`` (target, drafter, draft_model); the others
+    are None.
 
     ``kernels``: ``reference`` is plain torch; ``native`` compiles C++ at first use; ``auto`` is native where it can be.
     Raises ConfigError and WeightsError, CapacityError where native kernels are asked for and cannot be had.
     """
+    shape, draft = read_shape(files), None
+    if files.draft_model is not None and "draft_model" in uses:
+        alone = load_model(ModelFiles(files.draft_model), geometry, dtype, device, ("target",), kernels).target
+        draft = None if alone is None else within(alone, shape.vocab_size)
+    if not {"target", "drafter"} & set(uses):
+        return Loaded(shape, None, None, geometry, dtype, device, draft)
     path, one = files.folder / "config.json", family(files.folder)
     specs, optional = one.specs(path)
     tensors = load(files.folder, specs, dtype, device, optional)
@@ -131,4 +147,4 @@ def load_model(
             drafter = NativeMtpHeadDrafter(c, w, embed, head, geometry, dtype)
         else:
             drafter = MtpHeadDrafter(c, w, embed, head, geometry, dtype, device)
-    return Loaded(read_shape(files), target, drafter, geometry, dtype, device)
+    return Loaded(shape, target, drafter, geometry, dtype, device, draft)

@@ -58,8 +58,7 @@ def tiny_model(sizes: Sizes, dtype: torch.dtype = torch.float32) -> Loaded:
 def engine_of(model: Loaded, sizes: Sizes, graph: Graph | str = "mtp.yaml", lookup: Any = None) -> Engine:
     """An engine over a model; prefill as the command line chooses it."""
     graph = load_graph(graph) if isinstance(graph, str) else graph
-    mtp = graph.prefill == "prefill-mtp.yaml" and sizes.k_max
-    prefill = load_graph("prefill-mtp.yaml" if mtp else "prefill.yaml")
+    prefill = load_graph(graph.prefill if sizes.k_max else "prefill.yaml")
     compiler = Compiler(sizes, model.shape) if lookup is None else Compiler(sizes, model.shape, lookup)
     return Engine(graph, prefill, compiler, InlineRuntime(model, compiler.lookup))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -31,16 +32,16 @@ CONFIG = {
 }
 
 
-def tiny_llama(folder: Path) -> Path:
-    """Write the model, with tiny-v4's tokenizer, and a chat template."""
+def tiny_llama(folder: Path, seed: int = 3, **changes: Any) -> Path:
+    """Write the model (``changes`` to its config), with tiny-v4's tokenizer, and a chat template."""
     folder.mkdir(parents=True)
-    g = torch.Generator().manual_seed(3)
+    g, config = torch.Generator().manual_seed(seed), {**CONFIG, **changes}
     tensors = {}
-    for name, spec in tensor_specs(parse_config(CONFIG)).items():
+    for name, spec in tensor_specs(parse_config(config)).items():
         one = len(spec.shape) == 1
         tensors[name] = torch.ones(spec.shape) if one else torch.randn(spec.shape, generator=g) * 0.15
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
     each, end = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "<assistant>{% endif %}"
     template = {"chat_template": each + "{% if add_generation_prompt %}" + end}
     (folder / "tokenizer_config.json").write_text(json.dumps(template), "utf-8")

@@ -9,6 +9,7 @@ import torch
 from engines import SIZES, engine_of, run, tiny_model
 from test_lossless import prompt
 
+from draftline.runtime.engine import Engine
 from draftline.runtime.request import Request
 from draftline.runtime.running import drive
 from draftline.stages.caches.core import ring_length
@@ -58,23 +59,50 @@ def test_drafter_cache_holds_the_truth(k, right):
     engine.step()
     while len(engine.journal(0)) <= new - k - 3:
         engine.step()
-    # The next step's first draft call catches up; run just that call.
+    assert_catches_up(engine, [*p, *engine.journal(0)])
+
+
+def assert_catches_up(engine: Engine, text: list[int]) -> None:
+    """The next step's first draft call leaves the MTP layer's cache as if ``text`` had been one prefilled prompt."""
     bound, _ = engine.prepare_step()
     with torch.inference_mode():
         stage, wave = next(bound.active_runs())
         stage.stage(stage.run.call(wave), stage.inputs, stage.outputs)
-    done = len(p) + len(engine.journal(0))
-    # A drafter that never drafted: the same text as one prefilled prompt.
-    fresh_model = tiny_model(sizes)
-    fresh = engine_of(fresh_model, sizes)
-    fresh.add(0, Request(tuple(text[:done]), 1, ignore_eos=True))
+    fresh_model = tiny_model(engine.sizes)
+    fresh = engine_of(fresh_model, engine.sizes)
+    fresh.add(0, Request(tuple(text), 1, ignore_eos=True))
     fresh._admit()
     drive(fresh._fill(list(fresh._live.values())))
-    size = ring_length(8, model.geometry)
+    size, done = ring_length(8, fresh_model.geometry), len(text)
     rows = [q % size for q in range(done - 1 - 8, done - 1)]  # all that the next draft can read
-    got, want = drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
+    got, want = engine.runtime.model.drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
     assert want.abs().sum() > 0
     assert (got - want).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("gap", [1, 2, 7, 20])
+def test_drafter_cache_holds_the_truth_after_steps_without_drafts(gap):
+    """An MTP layer sees nothing of them; what it missed is filled from the target before it drafts again, and the
+    target's own caches are bitwise what they were."""
+    sizes, p = replace(SIZES_1, num_speculative_tokens=3), prompt(29, 3)
+    model = tiny_model(sizes)
+    engine = engine_of(model, sizes)
+    engine.add(0, Request(tuple(p), 60, ignore_eos=True))
+    engine.step()
+    depth, engine._depth = engine._depth, lambda live: 0
+    for _ in range(gap):
+        engine.step()
+    drive(engine._fill_missed(engine._live.values()))  # nobody drafts: nothing is done
+    engine._depth = depth
+    [live] = engine._live.values()
+    assert engine._catch_up.behind(live)
+    caches = [t for layer in model.target.caches for t in vars(layer).values() if t is not None]
+    before = [t.clone() for t in caches]
+    drive(engine._fill_missed([live]))
+    real = slice(None, -1)  # the last row takes what pad rows write
+    assert all(torch.equal(a[real], b[real]) for a, b in zip(caches, before, strict=True))
+    assert not engine._catch_up.behind(live)
+    assert_catches_up(engine, list(live.tokens))
 
 
 def test_k_calls_whatever_the_number_of_requests():
