@@ -72,8 +72,9 @@ def load(options: dict) -> tuple[Generate, dict[str, str]]:
     def generate(prompts: list[list[int]], new_tokens: int) -> Answer:
         replies = list(pool.map(lambda p: one(p, new_tokens), prompts))
         timings = [r["timings"] for r in replies]
-        steps = sum(t["predicted_n"] - t.get("draft_n_accepted", 0) for t in timings)
-        return [r["tokens"] for r in replies], sum(t["predicted_n"] for t in timings) / steps if steps else None
+        tokens = sum(t["predicted_n"] - 1 for t in timings)  # the prefill gives the first
+        steps = tokens - sum(t.get("draft_n_accepted", 0) for t in timings)
+        return [r["tokens"] for r in replies], tokens / steps if steps else None
 
     return generate, {"llama-cpp-python": options["release"]}
 

@@ -62,8 +62,8 @@ def tokens_per_step(results: list, options: dict) -> float | None:
     main = getattr(metrics, "main_model_metrics", None)
     if main is None or len(results) > 1:
         return None
-    steps = len(main.raw_metrics.m_batch_sizes)
-    return len(results[0].m_generation_ids[0]) / steps if steps else None
+    steps = len(main.raw_metrics.m_batch_sizes) - 1  # the prefill gives the first token
+    return (len(results[0].m_generation_ids[0]) - 1) / steps if steps else None
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def load(options: dict) -> tuple[Generate, dict[str, str]]:
         before = counted()
         how = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
         outputs = model.generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
-        drafts, accepted = (now - then for now, then in zip(counted(), before))
+        drafts, accepted = (now - then for now, then in zip(counted(), before, strict=True))
         length = 1 + accepted / drafts if drafts else (1.0 if speculation is None else None)
         return [list(o.outputs[0].token_ids) for o in outputs], length
 

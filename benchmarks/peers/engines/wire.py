@@ -1,7 +1,7 @@
 """What the race's driver and an engine's script say to each other: one JSON object a line, on stdin and stdout.
 
-Knows: the messages, and that time is taken around a whole call. Does not know: engines. Standard library only, any
-Python from 3.9 on, since it is imported inside every peer's environment.
+Knows: the messages, and that time is taken around a whole call. Does not know: engines. Standard library only, since
+it is imported inside every peer's environment.
 
 Start:   ``python ENGINE.py '{"model": DIR, "draft": DIR, "k": 4, "drafter": "draft", "threads": 2, "batch": 1, …}'``
 Ready:   ``{"ready": true, "versions": {"openvino-genai": "…"}}``
@@ -17,19 +17,19 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from importlib import metadata
-from typing import Callable, Dict, List, Optional, Tuple
 
-Answer = Tuple[List[List[int]], Optional[float]]
-Generate = Callable[[List[List[int]], int], Answer]
+Answer = tuple[list[list[int]], float | None]
+Generate = Callable[[list[list[int]], int], Answer]
 
 
-def versions(*packages: str) -> Dict[str, str]:
+def versions(*packages: str) -> dict[str, str]:
     """Installed versions of the packages."""
     return {name: metadata.version(name) for name in packages}
 
 
-def serve(load: Callable[[dict], Tuple[Generate, Dict[str, str]]]) -> None:
+def serve(load: Callable[[dict], tuple[Generate, dict[str, str]]]) -> None:
     """Answer until stdin ends. ``load`` takes the options and gives the function that decodes, greedily and past any
     end-of-sequence token, exactly ``new_tokens`` tokens for each prompt, and the versions of what it uses."""
     # Libraries print to stdout as they like; the real one is kept for the answers.
