@@ -15,7 +15,7 @@ ENGINES = Path(__file__).parent / "engines"
 
 @dataclass(frozen=True)
 class Work:
-    """The work folder: ``venvs/ENGINE``, ``build``, ``models/SHAPE``, ``logs``, ``results``."""
+    """The work folder: ``venvs/ENGINE``, ``build``, ``models/SHAPE``, ``logs``."""
 
     root: Path
 

@@ -32,6 +32,7 @@ from .process import EngineError, EngineProcess
 from .shapes import SHAPES
 
 REAL = "smollm2"
+RESULTS = Path(__file__).parent / "results.json"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def interleave(
     alive, records = dict(running), []
     for engine in alive.values():
         engine.stop()
-    for task in tasks:
+    for number, task in enumerate(tasks):
         for at in range(task.rounds):
             for name, engine in list(alive.items()):
                 try:
@@ -72,13 +73,14 @@ def interleave(
                     {
                         "entrant": name,
                         "suite": task.suite,
+                        "task": number,
                         "round": at,
                         "prompts": len(task.prompts),
                         "new": sum(map(len, whole.tokens)),
                         "first_seconds": first.seconds,
                         "seconds": whole.seconds,
                         "length": whole.length,
-                        "tokens": whole.tokens,
+                        "tokens": whole.tokens if at == 0 else None,
                     }
                 )
     return records
@@ -166,9 +168,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--start-timeout", type=float, default=300, help="seconds")
     p.add_argument("--again", action="store_true", help="measure anew what the JSON has already")
     p.add_argument("--work", type=Path, default=default_root())
-    p.add_argument("--out", type=Path, help="default: results.json in the work folder")
+    p.add_argument("--out", type=Path, default=RESULTS)
     args = p.parse_args(argv)
-    work, out = Work(args.work), args.out or args.work / "results.json"
+    work, out = Work(args.work), args.out
     results = json.loads(out.read_text("utf-8")) if out.exists() else {"heats": {}}
     results["machine"] = machine()
     results["bandwidth"] = read_bandwidth(THREADS)
