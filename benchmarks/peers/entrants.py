@@ -22,6 +22,8 @@ PEERS = ("openvino", "llamacpp", "vllm", "hf")
 TARGET_ALONE, DRAFT_ALONE = "draftline-one-row", "draftline-draft-alone"
 """Beside ``draftline`` at K=0: the path with a tile of one row, and the draft decoded as if it were the target, which
 gives the cost of a draft call."""
+STATEFUL = "openvino-stateful"
+"""OpenVINO's other pipeline, for one prompt and no drafts; the default one batches continuously."""
 DEPTHS = (0, 1, 2, 4, 7, 8)
 THREADS = 2
 
@@ -62,23 +64,28 @@ def heats(kind: str, models: Sequence[str], depths: Sequence[int], batches: Sequ
             yield from (Heat(kind, model, k, batch) for batch in batches for k in (0, None))
 
 
-def entrants(heat: Heat, engines: Sequence[str], mtp_k: int, ngram_k: int) -> list[Entrant]:
-    """Who takes part, draftline first."""
+def entrants(heat: Heat, engines: Sequence[str], mtp_k: int, ngram_k: int, compiled: bool = False) -> list[Entrant]:
+    """Who takes part, draftline first. vLLM is eager unless ``compiled``, which starts minutes later."""
     peers = [e for e in engines if e != "draftline"]
+    extra = {"vllm": {"eager": not compiled}}
     if heat.k == 0:
         ours = [Entrant("draftline", "draftline", "none", 0, {"tile": 8})]
         if heat.kind == "known":
             ours += [Entrant(n, "draftline", "none", 0, {"tile": 1}) for n in (TARGET_ALONE, DRAFT_ALONE)]
-        found = ours + [Entrant(e, e, "none", 0) for e in peers]
+        found = ours + [Entrant(e, e, "none", 0, extra.get(e, {})) for e in peers]
+        if heat.batch == 1:
+            found.append(Entrant(STATEFUL, "openvino", "none", 0, {"backend": "SDPA"}))
     elif heat.kind == "known":
         assert heat.k is not None
         found = [Entrant("draftline", "draftline", "draft", heat.k, {"tile": 8})]
-        found += [Entrant(e, e, "draft", heat.k) for e in peers]
+        found += [Entrant(e, e, "draft", heat.k, extra.get(e, {})) for e in peers]
     else:
         found = [Entrant("draftline-mtp", "draftline", "mtp", mtp_k, {"tile": 8})]
         found += [Entrant("draftline-ngram", "draftline", "ngram", ngram_k, {"tile": 8})]
         # transformers refuses prompt lookup for more than one prompt at a time.
-        found += [Entrant(f"{e}-ngram", e, "ngram", ngram_k) for e in peers if e != "hf" or heat.batch == 1]
+        found += [
+            Entrant(f"{e}-ngram", e, "ngram", ngram_k, extra.get(e, {})) for e in peers if e != "hf" or heat.batch == 1
+        ]
     return [e for e in found if e.engine in engines]
 
 
@@ -100,7 +107,7 @@ def launch(work: Work, heat: Heat, entrant: Entrant) -> tuple[list[str | Path], 
     if not python.exists():
         raise FileNotFoundError(f"no environment for {entrant.engine}: python -m benchmarks.peers.venvs")
     options: dict[str, Any] = {"k": entrant.k, "drafter": entrant.drafter, "threads": THREADS, "batch": heat.batch}
-    options |= {"model": str(form(work, entrant.engine, target, heat.model, "target")), "eager": True}
+    options |= {"model": str(form(work, entrant.engine, target, heat.model, "target"))}
     if entrant.drafter == "draft":
         assert draft is not None
         options["draft"] = str(form(work, entrant.engine, draft, heat.model, "draft"))

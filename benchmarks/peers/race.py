@@ -62,6 +62,7 @@ def interleave(
         for at in range(task.rounds):
             for name, engine in list(alive.items()):
                 try:
+                    engine.ask(task.prompts, 1)  # caches are cold after the others' turns
                     first = engine.ask(task.prompts, 1)
                     whole = engine.ask(task.prompts, task.new_tokens)
                 except EngineError as error:
@@ -166,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--ngram-k", type=int, default=4)
     p.add_argument("--memory", type=float, default=8, help="GiB above which an engine is killed")
     p.add_argument("--start-timeout", type=float, default=300, help="seconds")
+    p.add_argument("--vllm-compile", action="store_true", help="vLLM's compiled graphs in place of eager calls")
     p.add_argument("--again", action="store_true", help="measure anew what the JSON has already")
     p.add_argument("--work", type=Path, default=default_root())
     p.add_argument("--out", type=Path, default=RESULTS)
@@ -177,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for kind in args.kinds:
         for heat in heats(kind, args.models if kind == "known" else [REAL], args.depths, args.batches):
             old = results["heats"].get(heat.name, {"entrants": {}, "records": []})
-            takers = entrants(heat, args.engines, args.mtp_k, args.ngram_k)
+            takers = entrants(heat, args.engines, args.mtp_k, args.ngram_k, args.vllm_compile)
             if not args.again:
                 takers = [e for e in takers if "peak_bytes" not in old["entrants"].get(e.name, {})]
             if not takers:

@@ -31,8 +31,6 @@ from draftline.stages.models.places import resolve
 EMBEDDING, BRANCH, WEIGHT = 0.05, 0.0015, 0.02
 """Standard deviations: embedding rows; the matrices that end a live residual branch; every other matrix and bias."""
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
 
 @dataclass(frozen=True)
 class RaceShape:
@@ -155,8 +153,11 @@ def write(shape: RaceShape, folder: Path, tokenizer: Path, seed: int = 0) -> tup
             at = folder / name
             at.mkdir(parents=True, exist_ok=True)
             (at / "config.json").write_text(json.dumps(config(shape, layers), indent=2), "utf-8")
-            for file in TOKENIZER_FILES:
-                shutil.copy(tokenizer / file, at / file)
+            shutil.copy(tokenizer / "tokenizer.json", at / "tokenizer.json")
+            # By the model's type alone, transformers would take Qwen2's own class and split text in another way.
+            about = json.loads((tokenizer / "tokenizer_config.json").read_text("utf-8"))
+            about["tokenizer_class"] = "PreTrainedTokenizerFast"
+            (at / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
             save_file(first_layers(tensors, layers), at / "model.part", metadata={"format": "pt"})
             (at / "model.part").rename(at / "model.safetensors")
     return folder / "target", folder / "draft"

@@ -71,7 +71,7 @@ def ratio(ours: Figures, theirs: Figures) -> float:
 
 def best_peer(found: Mapping[str, Figures]) -> str | None:
     """The fastest entrant that is not draftline."""
-    peers = [n for n in found if n.removesuffix("-ngram") in PEERS]
+    peers = [n for n in found if _engine(n) in PEERS]
     return max(peers, key=lambda n: found[n].speed, default=None)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .chart import Lines
-from .entrants import DRAFT_ALONE, PEERS, TARGET_ALONE
+from .entrants import DRAFT_ALONE, PEERS, STATEFUL, TARGET_ALONE
 from .shapes import SHAPES
 from .stats import Figures, agreement, best_peer, efficiency, figures, ratio
 
@@ -20,6 +20,7 @@ LABELS: Mapping[str, str] = {
     "draftline-mtp": "draftline, MTP head",
     "draftline-ngram": "draftline, n-gram",
     "openvino": "OpenVINO GenAI",
+    STATEFUL: "OpenVINO GenAI, stateful",
     "llamacpp": "llama.cpp",
     "vllm": "vLLM-CPU",
     "hf": "transformers",
@@ -65,7 +66,7 @@ def speed_table(results: Results, shape: str) -> str:
     names = [n for n in LABELS if any(n in f for f in by_k.values())]
     rows = [row(n, lambda f: f"{f.speed:.1f}") for n in names]
     against = {k: (f, best_peer(f)) for k, f in by_k.items()}
-    rows.append(["best peer", *(LABELS[peer] if peer else "" for _, peer in against.values())])
+    rows.append(["best peer", *(label(peer) if peer else "" for _, peer in against.values())])
     for title, pick in (("draftline ÷ best peer", lambda f: f.get("draftline")), ("one row ÷ best peer", _one_row)):
         cells = []
         for f, peer in against.values():
@@ -110,10 +111,10 @@ def streaming_table(results: Results) -> str:
     for shape, sizes in SHAPES.items():
         nbytes, found = sizes.weight_bytes(sizes.layers), known(results, shape).get(0, {})
         bound = results["bandwidth"] / nbytes
-        for name in ("draftline", TARGET_ALONE, *PEERS):
+        for name in ("draftline", TARGET_ALONE, *PEERS, STATEFUL):
             if name in found:
                 cells = (f"{nbytes / 1e6:.0f}", f"{bound:.1f}", f"{found[name].speed:.1f}")
-                rows.append([f"{shape}, {LABELS[name]}", *cells, f"**{found[name].speed / bound:.2f}**"])
+                rows.append([f"{shape}, {label(name)}", *cells, f"**{found[name].speed / bound:.2f}**"])
     return markdown(["K=0", "weights, MB", "bound, tokens/s", "tokens/s", "share of the bound"], rows)
 
 

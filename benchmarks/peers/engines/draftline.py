@@ -28,8 +28,9 @@ def load(options: dict) -> tuple[Generate, dict[str, str]]:
 
     def generate(prompts: list[list[int]], new_tokens: int) -> Answer:
         outputs = pipeline.generate([tuple(p) for p in prompts], max_new_tokens=new_tokens, ignore_eos=True)
-        steps = sum(o.counts.steps for o in outputs)
-        length = sum(o.counts.tokens for o in outputs) / steps if steps else None
+        # The first token has a step of its own, as a peer's prefill gives it; it says nothing of drafts.
+        steps = sum(o.counts.steps - 1 for o in outputs)
+        length = sum(o.counts.tokens - 1 for o in outputs) / steps if steps else None
         return [list(o.token_ids) for o in outputs], length
 
     return generate, versions("draftline", "torch")

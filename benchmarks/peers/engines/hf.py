@@ -30,8 +30,8 @@ def load(options: dict) -> tuple[Generate, dict[str, str]]:
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **settings)
-        # Plain: the prefill gives the first token. Assisted: the first call checks drafts as well.
-        length = new_tokens / calls[0] if calls[0] else None
+        steps = calls[0] - 1  # one token's worth is the prefill's
+        length = (new_tokens - 1) / steps if steps else None
         return out[:, longest:].tolist(), length
 
     return generate, versions("transformers", "torch")
