@@ -156,7 +156,7 @@ def write(shape: RaceShape, folder: Path, tokenizer: Path, seed: int = 0) -> tup
             shutil.copy(tokenizer / "tokenizer.json", at / "tokenizer.json")
             # By the model's type alone, transformers would take Qwen2's own class and split text in another way.
             about = json.loads((tokenizer / "tokenizer_config.json").read_text("utf-8"))
-            about["tokenizer_class"] = "PreTrainedTokenizerFast"
+            about["tokenizer_class"] = "TokenizersBackend"
             (at / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
             save_file(first_layers(tensors, layers), at / "model.part", metadata={"format": "pt"})
             (at / "model.part").rename(at / "model.safetensors")

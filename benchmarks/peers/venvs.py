@@ -56,7 +56,7 @@ ENVIRONMENTS: Mapping[str, Environment] = MappingProxyType(
                 "cmake==4.4.5",
                 "ninja==1.13.2",
                 "torch==2.13.0",
-                "transformers==5.24.0",
+                "transformers==5.5.4",
                 "sentencepiece==0.2.1",
                 "gguf==0.19.0",
                 "protobuf==7.36.2",
