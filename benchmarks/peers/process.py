@@ -20,6 +20,9 @@ from typing import Any
 
 ONE_THREAD_POOL = {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
+LOOK = 0.5
+"""Seconds between two looks at a running engine's memory limit; each walks /proc once, some milliseconds."""
+
 
 class EngineError(Exception):
     """An engine said why it cannot go on, ended, or was late."""
@@ -47,6 +50,17 @@ def resident(pids: Sequence[int]) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def high_water(pids: Sequence[int]) -> int:
+    """The largest resident sizes that each of the processes ever had, added up, in bytes. The kernel keeps them, so
+    nothing has to look while an engine is timed."""
+    kib = 0
+    for pid in pids:
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            kib += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    return kib * 1024
+
+
 @dataclass(frozen=True)
 class Answered:
     """Tokens per prompt; seconds of the whole call; tokens per target step, where the engine tells."""
@@ -57,7 +71,7 @@ class Answered:
 
 
 class EngineProcess:
-    """A running engine. ``close`` it. ``peak``: the largest resident size of its process tree seen so far, bytes."""
+    """A running engine. ``close`` it. ``peak``: ``high_water`` of its process tree after its last answer."""
 
     def __init__(
         self,
@@ -80,7 +94,7 @@ class EngineProcess:
                 env={**os.environ, **ONE_THREAD_POOL, **(env or {})},
                 start_new_session=True,  # a group of its own: stopped, continued and killed as one
             )
-        self._closing = threading.Event()
+        self._closing, self._running = threading.Event(), True
         self._watch = threading.Thread(target=self._sample, daemon=True)
         self._watch.start()
         self._rest = b""
@@ -91,9 +105,8 @@ class EngineProcess:
             raise
 
     def _sample(self) -> None:
-        while not self._closing.wait(0.05):
-            self.peak = max(self.peak, resident(tree(self._process.pid)))
-            if self.peak > self._limit:
+        while not self._closing.wait(LOOK):
+            if self._running and resident(tree(self._process.pid)) > self._limit:
                 self._over = True
                 self._signal(signal.SIGKILL)
                 return
@@ -130,6 +143,7 @@ class EngineProcess:
         """Decode. The engine runs during this call only if it was ``stop``ped before. Raises EngineError."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
+        self._running = True
         line = json.dumps({"prompts": [list(p) for p in prompts], "new_tokens": new_tokens}) + "\n"
         try:
             self._process.stdin.write(line.encode())
@@ -137,10 +151,12 @@ class EngineProcess:
         except BrokenPipeError:
             pass  # _read says how it ended
         message = self._read(timeout)
+        self.peak = max(self.peak, high_water(tree(self._process.pid)))
         return Answered(message["tokens"], message["seconds"], message["length"])
 
     def stop(self) -> None:
         """Let the engine's processes not run until the next ``ask``: threads that spin would slow the others."""
+        self._running = False
         self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
