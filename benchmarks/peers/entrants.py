@@ -15,7 +15,7 @@ from draftline.stages.models.places import resolve
 
 from .forms import form
 from .places import ENGINES, Work
-from .shapes import SHAPES, write
+from .shapes import SHAPES, copy_tokenizer, write
 from .venvs import LLAMA
 
 PEERS = ("openvino", "llamacpp", "vllm", "hf")
@@ -93,7 +93,13 @@ def checkpoints(work: Work, model: str) -> tuple[Path, Path | None]:
     """Target and draft in Hugging Face's format; random ones are written at first use."""
     if model in SHAPES:
         return write(SHAPES[model], work.model(model), resolve("smollm2"))
-    return resolve(model), None
+    at, source = work.model(model) / "target", resolve(model)
+    at.mkdir(parents=True, exist_ok=True)
+    copy_tokenizer(source, at)
+    for file in ("config.json", "model.safetensors"):
+        if not (at / file).exists():
+            (at / file).symlink_to(source / file)
+    return at, None
 
 
 def launch(work: Work, heat: Heat, entrant: Entrant) -> tuple[list[str | Path], dict[str, Any]]:
@@ -107,7 +113,10 @@ def launch(work: Work, heat: Heat, entrant: Entrant) -> tuple[list[str | Path], 
     if not python.exists():
         raise FileNotFoundError(f"no environment for {entrant.engine}: python -m benchmarks.peers.venvs")
     options: dict[str, Any] = {"k": entrant.k, "drafter": entrant.drafter, "threads": THREADS, "batch": heat.batch}
-    options |= {"model": str(form(work, entrant.engine, target, heat.model, "target"))}
+    if ours and heat.kind == "real":
+        options["model"] = heat.model  # by name, which the packaged MTP head goes by
+    else:
+        options["model"] = str(form(work, entrant.engine, target, heat.model, "target"))
     if entrant.drafter == "draft":
         assert draft is not None
         options["draft"] = str(form(work, entrant.engine, draft, heat.model, "draft"))

@@ -143,6 +143,15 @@ def first_layers(tensors: Mapping[str, torch.Tensor], layers: int) -> dict[str, 
     }
 
 
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """The tokenizer's files, with a class that takes tokenizer.json as it is: by the model's type alone, transformers
+    would choose Llama's or Qwen2's own and split text in another way."""
+    shutil.copy(source / "tokenizer.json", out / "tokenizer.json")
+    about = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    about["tokenizer_class"] = "TokenizersBackend"
+    (out / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
+
+
 def write(shape: RaceShape, folder: Path, tokenizer: Path, seed: int = 0) -> tuple[Path, Path]:
     """Write ``folder/target`` and ``folder/draft``; what is there already is kept. ``tokenizer``: a folder whose
     tokenizer's files are copied; its ids must lie below the shape's vocabulary."""
@@ -153,11 +162,7 @@ def write(shape: RaceShape, folder: Path, tokenizer: Path, seed: int = 0) -> tup
             at = folder / name
             at.mkdir(parents=True, exist_ok=True)
             (at / "config.json").write_text(json.dumps(config(shape, layers), indent=2), "utf-8")
-            shutil.copy(tokenizer / "tokenizer.json", at / "tokenizer.json")
-            # By the model's type alone, transformers would take Qwen2's own class and split text in another way.
-            about = json.loads((tokenizer / "tokenizer_config.json").read_text("utf-8"))
-            about["tokenizer_class"] = "TokenizersBackend"
-            (at / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
+            copy_tokenizer(tokenizer, at)
             save_file(first_layers(tensors, layers), at / "model.part", metadata={"format": "pt"})
             (at / "model.part").rename(at / "model.safetensors")
     return folder / "target", folder / "draft"
