@@ -1,0 +1,1 @@
+"""The race against other engines; see README.md in this folder."""
