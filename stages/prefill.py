@@ -79,4 +79,4 @@ class PrefillDraft:
         at = torch.where(slots == self._slots[:, None], positions, -1)  # [N, P]
         newest, row = at.max(1)
         outputs["streams"].copy_(streams)
-        merge_lanes(outputs["streams"][:, 0], torch.where(newest >= 0, self._slots, -1), hidden[row])
+        merge_lanes(torch.where(newest >= 0, self._slots, -1), (outputs["streams"][:, 0], hidden[row]))

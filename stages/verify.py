@@ -56,12 +56,13 @@ class Verify:
         rows = Rows(tokens.reshape(-1, s)[at].flatten(), where, slots, pages)
         streams = self._target.forward(rows)
         predicted = self._target.greedy(streams)
-        _merge(outputs["predicted"], lanes, s, predicted)
+        results = [(outputs["predicted"], predicted)]
         if "streams" in outputs:
-            _merge(outputs["streams"], lanes, s, streams)
+            results.append((outputs["streams"], streams))
+        merge_lanes(lanes, *(_by_lane(table, rows, s) for table, rows in results))
 
 
-def _merge(table: Tensor, lanes: Tensor, s: int, rows: Tensor) -> None:
-    """Put rows [T, …] into table [N, S, …] where the lanes of s rows each are; all else keeps what it has."""
+def _by_lane(table: Tensor, rows: Tensor, s: int) -> tuple[Tensor, Tensor]:
+    """A table [N, S, …] and rows [T, …], both by lanes of s rows each: views."""
     whole = table.view(-1, s, *table.shape[2:]) if s != table.shape[1] else table
-    merge_lanes(whole, lanes, rows.view(-1, s, *rows.shape[1:]))
+    return whole, rows.view(-1, s, *rows.shape[1:])

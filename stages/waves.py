@@ -12,15 +12,16 @@ from torch import Tensor
 def lane_slots(live: Tensor, wave: int, requests: int) -> Tensor:
     """live [N] bool to the slot of each of the wave's B lanes, [B] int64; -1 where nobody is left. Where each row is a
     lane of its own, N counts the rows of all windows and B is the tile."""
-    rank = torch.where(live, live.long().cumsum(0) - 1, -1)  # place of each live slot among the live ones
-    wanted = torch.arange(requests, device=live.device) + wave * requests
-    hit = rank == wanted[:, None]  # [B, N]
-    return torch.where(hit.any(1), hit.long().argmax(1), -1)
+    wanted = torch.arange(1 + wave * requests, 1 + (wave + 1) * requests, device=live.device)
+    hit = (live.cumsum(0) == wanted[:, None]) & live  # [B, N]: slot n is the one that lane b is for
+    found, slot = hit.max(1)
+    return torch.where(found, slot, -1)
 
 
-def merge_lanes(table: Tensor, lanes: Tensor, rows: Tensor) -> None:
-    """Put rows [B, …] into table [N, …] at the slots in ``lanes`` [B]; other slots keep what they have."""
-    slots = torch.arange(table.shape[0], device=table.device)
-    hit = slots[:, None] == lanes  # [N, B]
-    served = hit.any(1).view(-1, *(1,) * (table.dim() - 1))
-    torch.where(served, rows[hit.long().argmax(1)], table, out=table)
+def merge_lanes(lanes: Tensor, *pairs: tuple[Tensor, Tensor]) -> None:
+    """For each pair of a table [N, …] and rows [B, …], put the rows into the table at the slots in ``lanes`` [B]; other
+    slots keep what they have."""
+    slots = torch.arange(len(pairs[0][0]), device=lanes.device)
+    served, lane = (slots[:, None] == lanes).max(1)  # [N]
+    for table, rows in pairs:
+        torch.where(served.view(-1, *(1,) * (table.dim() - 1)), rows[lane], table, out=table)

@@ -29,7 +29,7 @@ def test_waves_serve_every_live_slot_once_in_order(live, requests):
 
 def test_merge_leaves_other_slots_alone():
     table = torch.arange(8).view(4, 2)
-    merge_lanes(table, torch.tensor([2, -1, 0]), torch.tensor([[90, 91], [92, 93], [94, 95]]))
+    merge_lanes(torch.tensor([2, -1, 0]), (table, torch.tensor([[90, 91], [92, 93], [94, 95]])))
     assert table.tolist() == [[94, 95], [2, 3], [90, 91], [6, 7]]
 
 
