@@ -16,14 +16,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from draftline.runtime.deployment import load, needs_mtp
+from draftline.runtime.deployment import load, models_of
 from draftline.runtime.engine import Engine
 from draftline.runtime.inline import InlineRuntime
 from draftline.runtime.pipeline import prepare
 from draftline.runtime.request import Request
+from draftline.runtime.threads import threads_for, weight_bytes
+from draftline.runtime.workers.cores import available
 from draftline.stages.core import Call
 
 
@@ -80,8 +83,9 @@ def measure(args: argparse.Namespace, k: int) -> dict[str, float]:
     """Median microseconds of a step at depth ``k`` by part."""
     wishes = {"model": args.model, "dtype": args.dtype, "num_speculative_tokens": k, "max_num_seqs": args.requests}
     p, clock = prepare(args.graph, **wishes), Clock()
-    uses = ("target", "drafter") if k and needs_mtp(p.graph) else ("target",)
-    model = load(p.settings.model, p.settings.mtp, p.sizes, uses)
+    torch.set_num_threads(threads_for(0, weight_bytes(p.files.folder), len(available())))
+    uses = models_of(p.graph, p.compiler.lookup) if k else ("target",)
+    model = load(p.files, p.sizes, uses)
     drafter = None if model.drafter is None else Timed(model.drafter, clock)
     lookup = timed_lookup(p.compiler.lookup, clock)
     runtime = InlineRuntime(replace(model, target=Timed(model.target, clock), drafter=drafter), lookup)

@@ -77,7 +77,9 @@ def entrants(heat: Heat, engines: Sequence[str], mtp_k: int, ngram_k: int, compi
             found.append(Entrant(STATEFUL, "openvino", "none", 0, {"backend": "SDPA"}))
     elif heat.kind == "known":
         assert heat.k is not None
-        found = [Entrant("draftline", "draftline", "draft", heat.k, {"tile": 8})]
+        # A window of more than eight rows is one wave of a packed tile of sixteen, and two chunks of one of eight.
+        layout = {"tile": 16, "layouts": "any"} if heat.k >= 8 else {"tile": 8}
+        found = [Entrant("draftline", "draftline", "draft", heat.k, layout)]
         found += [Entrant(e, e, "draft", heat.k, extra.get(e, {})) for e in peers]
     else:
         found = [Entrant("draftline-mtp", "draftline", "mtp", mtp_k, {"tile": 8})]

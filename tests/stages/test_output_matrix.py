@@ -22,10 +22,10 @@ def made(dtype: torch.dtype) -> tuple[OutputMatrix, torch.Tensor, torch.Tensor]:
 @settings(max_examples=25, deadline=None)
 @given(pads=st.lists(st.booleans(), min_size=1, max_size=19), seed=st.integers(0, 99))
 def test_best_is_the_first_largest_logit(dtype, threads, pads, seed):
+    torch.set_num_threads(threads)
     output, norm, matrix = made(dtype)
     x = torch.randn(len(pads), 48, generator=torch.Generator().manual_seed(seed)).to(dtype)
     x[torch.tensor(pads)] = 0
-    torch.set_num_threads(threads)
     best, logits = output.best(x), output.logits(x)
     assert torch.equal(best, logits.argmax(-1))
     alone = torch.stack([output.best(row[None])[0] for row in x])

@@ -22,6 +22,7 @@ GRAPHS = {"none": "ar.yaml", "draft": "draft-model.yaml", "mtp": "mtp.yaml", "ng
 def load(options: dict) -> tuple[Generate, dict[str, str]]:
     wishes = {"model": options["model"], "dtype": "bf16", "threads": options["threads"], "max_model_len": 1024}
     wishes |= {"max_num_seqs": options["batch"], "num_speculative_tokens": options["k"], "tile": options["tile"]}
+    wishes["layouts"] = options.get("layouts", "bxs")
     if options["drafter"] == "draft":
         wishes["draft_model"] = options["draft"]
     pipeline = open_pipeline(GRAPHS[options["drafter"]], **wishes)

@@ -142,7 +142,8 @@ def _interleave(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class DecoderStack:
-    """A stack of layers. ``run`` is what ``stages.models.llama.block.layer`` does, layer by layer, over its caches."""
+    """A stack of layers, with a team of as many threads as torch has when it is made. ``run`` is what
+    ``stages.models.llama.block.layer`` does, layer by layer, over its caches."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class DecoderStack:
             enorm, hnorm, eh_proj = mix
             self._stack.enorm, self._stack.hnorm = self._keep(enorm.float()), self._keep(hnorm.float())
             self._stack.eh_proj = self._keep(pack(eh_proj))
-        self._sizes = sizes
+        self._sizes, self._threads = sizes, torch.get_num_threads()
         self._work: dict[tuple[int, int], Tensor] = {}
 
     def _keep(self, x: Tensor | None) -> int | None:
@@ -217,7 +218,7 @@ class DecoderStack:
     def run(self, tokens: Tensor, positions: Tensor, slots: Tensor, pages: Tensor, hidden: Tensor | None) -> Tensor:
         """tokens, positions and slots [R] int64 (-1 in the latter two: a pad row), pages [N, G] int64, ``hidden`` [R,
         D] for a stack with a mix, to hidden states [R, D]; zeros for pad rows."""
-        rows, threads = len(tokens), torch.get_num_threads()
+        rows, threads = len(tokens), self._threads
         out = torch.zeros(rows, self._sizes.hidden, dtype=torch.bfloat16 if self._bf16 else torch.float32)
         if (rows, threads) not in self._work:
             size = self._lib.dl_work_bytes
@@ -253,6 +254,7 @@ class OutputMatrix:
         self._lib, self._bf16, self._eps = library(), matrix.dtype == torch.bfloat16, eps
         self._norm, self._packed = norm.float().contiguous(), pack(matrix)
         self._vocab, self._hidden = matrix.shape
+        self._threads = torch.get_num_threads()
 
     def logits(self, x: Tensor) -> Tensor:
         """x [R, D] to float32 logits [R, V]."""
@@ -265,7 +267,7 @@ class OutputMatrix:
         return self._run(x, None)
 
     def _run(self, x: Tensor, logits: Tensor | None) -> Tensor:
-        rows, threads = len(x), torch.get_num_threads()
+        rows, threads = len(x), self._threads
         x = x.contiguous()
         best = torch.empty(rows, dtype=torch.int64)
         work = torch.empty(rows * (self._hidden * 4 + threads * 16 + 8) + 1024, dtype=torch.uint8)
