@@ -21,6 +21,7 @@ from torch import Tensor
 from draftline.compiler.costs import DISPATCH, HOP
 from draftline.compiler.plan import CostEntry
 from draftline.graph.core import Graph
+from draftline.graph.errors import UsageError
 from draftline.stages.core import Call, Inputs
 
 from .adaptive import Evidence, StepCost
@@ -78,8 +79,15 @@ class Clock:
 
 def measure(graph: Graph, prefill: Graph, compiler: Compiler, start: Start, runtime: str) -> Record:
     """Costs of the deployment of ``compiler``. Stages are timed in this process, a hop as what the worker processes
-    add, whole steps in the ``runtime`` that will be used. Raises DraftlineError as a run would."""
+    add, whole steps in the ``runtime`` that will be used. Raises DraftlineError as a run would, and UsageError if the
+    context has no room for two steps at the largest depth."""
     sizes, clock = compiler.sizes, Clock()
+    least = 2 * sizes.k_max + 4  # a prompt of two, a step that commits K+1, and one that proposes K
+    if sizes.max_model_len < least:
+        raise UsageError(
+            f"costs at K={sizes.k_max} are measured in a context of at least {least} tokens, and max_model_len is"
+            f" {sizes.max_model_len}; raise --max-model-len, or give a number of speculative tokens in place of auto"
+        )
     counts = sorted({1, sizes.max_num_seqs})
     together = replace(graph, placement=())
     here = replace(compiler, sizes=replace(sizes, overlap=False))  # there is nobody to overlap with
@@ -185,16 +193,16 @@ def _steps(engine: Engine, counts: Sequence[int]) -> list[StepCost]:
         steps = _Steps(engine, requests)
         times: dict[int, list[int]] = {k: [] for k in range(engine.k_max + 1)}
         ends = time.monotonic() + SECONDS
-        for turn in range(10 * ROUNDS):
+        while True:
             for k, seen in times.items():
                 took = steps.step(k)
                 if took is not None:
                     seen.append(took)
             enough = min(map(len, times.values())) - 1  # the first round warms up
-            if enough >= ROUNDS or (time.monotonic() > ends and enough >= LEAST) or (turn > ROUNDS and not enough):
+            if enough >= ROUNDS or (time.monotonic() > ends and enough >= LEAST):
                 break
         steps.end()
-        found += [StepCost(k, requests, _micros(statistics.median(t[1:]))) for k, t in times.items() if len(t) > 1]
+        found += [StepCost(k, requests, _micros(statistics.median(t[1:]))) for k, t in times.items()]
     return found
 
 

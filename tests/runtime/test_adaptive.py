@@ -175,6 +175,16 @@ def test_adaptive_depth_changes_no_token(tmp_path, graph, runtime, each):
         assert proposed < steps / 2
 
 
+def test_adaptive_depth_on_packed_layouts_changes_no_token(tmp_path):
+    with open_pipeline("ar.yaml", max_num_seqs=1) as pipeline:
+        plain = [o.token_ids for o in pipeline.generate(PROMPTS, max_new_tokens=24, ignore_eos=True)]
+    wishes = {"num_speculative_tokens": "auto:5", "max_num_seqs": 3, "layouts": "packed"}
+    with open_pipeline("mtp.yaml", costs=recorded(tmp_path, 5), **wishes) as pipeline:
+        outputs = pipeline.generate(PROMPTS, max_new_tokens=24, ignore_eos=True)
+    assert [o.token_ids for o in outputs] == plain
+    assert sum(o.counts.num_draft_tokens for o in outputs) > 0
+
+
 @pytest.mark.parametrize("k", [3, 9])
 def test_every_schedule_of_depths_gives_the_same_tokens(k):
     """A policy that draws depths at random: any sequence of plans is lossless, whoever shares the batch."""

@@ -93,6 +93,31 @@ def test_a_cache_that_cannot_be_written(tmp_path, cache, monkeypatch):
         calibrated(prepare("ar.yaml", max_model_len=128, max_num_seqs=1))
 
 
+@pytest.mark.parametrize(
+    ("flags", "rc"),
+    [
+        (["--graph", "ar.yaml", "--max-model-len", "3"], 2),
+        (["--graph", "ar.yaml", "--max-model-len", "4"], 0),
+        (["--graph", "mtp.yaml", "--max-model-len", "3"], 2),
+        (["--graph", "mtp.yaml", "--max-model-len", "17"], 2),
+        (["--graph", "mtp.yaml", "--max-model-len", "18"], 0),
+    ],
+)
+def test_contexts_that_are_too_short_to_measure_in(cache, capsys, flags, rc):
+    """At K=7 two steps take 18 tokens. Below that there is one line, and nothing is stored; from there on every depth
+    has a cost."""
+    assert main([*flags, "--calibrate", "--max-num-seqs", "1", "--no-plan-cache"]) == rc
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 1
+    if rc:
+        assert "at least" in err[0]
+        assert not list(cache.glob("*.json"))
+    else:
+        [path] = cache.glob("*.json")
+        [record] = calibration.read(path).records
+        assert [s.depth for s in record.steps] == list(range(record.k_max + 1))
+
+
 def test_the_command(cache, capsys):
     args = ["--graph", "ar.yaml", "--max-model-len", "128", "--no-plan-cache"]
     assert main([*args, "--calibrate"]) == 0

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from draftline.runtime.cli import main
+from draftline.runtime.pipeline import open_pipeline
 from draftline.runtime.training.cli import LAYER_KEYS
 from draftline.runtime.training.loop import initial
 from draftline.runtime.training.write import write_head
@@ -121,3 +122,13 @@ def test_a_truncated_or_missing_head_is_named(model, tmp_path, runtime):
 def _target(model: Path):
     c = parse_config(folders.CONFIG)
     return c, assemble(c, load(model, tensor_specs(c), torch.float32, torch.device("cpu")))
+
+
+def test_torch_keeps_off_the_cores_of_the_native_team(model):
+    """The team has the threads that were asked for; torch's own would only take its cores."""
+    with open_pipeline("ar.yaml", model=str(model), kernels="native", threads=2) as pipeline:
+        assert torch.get_num_threads() == 1
+        target = pipeline.engine.runtime.model.target
+        assert target._stack._threads == target._output._threads == 2
+    with open_pipeline("ar.yaml", model=str(model), kernels="reference", threads=2):
+        assert torch.get_num_threads() == 2
