@@ -28,7 +28,7 @@ from .metadata import FILL, STEP, check_names, write_fill, write_step
 from .observe import Observer
 from .pages import PagePool
 from .recovery import Recovery
-from .request import NOWHERE, FinishReason, Listener, Live, Output, Request, check
+from .request import NOWHERE, Delta, FinishReason, Listener, Live, Output, Request, check
 from .running import Bound, Flow, Outputs, Runtime, call, drive
 from .slots import SlotTable
 
@@ -86,6 +86,17 @@ class Engine:
             )
         self._waiting.append(Live(index, request, list(request.prompt), queued=time.perf_counter()))
 
+    def cancel(self, index: int) -> None:
+        """End the caller's request ``index`` with what it has: at once if it waits, else before the next step. One that
+        is not here is nobody's fault: it may have just ended."""
+        for live in self._waiting:
+            if live.index == index:
+                self._waiting.remove(live)
+                self._finish(live, "abort")
+                return
+        for live in self._live.values():
+            live.cancelled = live.cancelled or live.index == index
+
     @property
     def num_unfinished(self) -> int:
         return len(self._waiting) + len(self._live)
@@ -138,6 +149,7 @@ class Engine:
     def flow(self, listen: Listener | None = None) -> Flow[list[Output]]:
         """``step``, yielding every call that it waits for. A failure ends the step early: the next one goes on from
         the journal. Raises WorkerLostError once the workers are down for good."""
+        self._drop_cancelled()
         self._admit()
         batch = self._recovery.batch(list(self._live.values()))
         if batch:
@@ -153,6 +165,10 @@ class Engine:
                 if isinstance(error, WorkerError):
                     yield from self._restart()
         return self.drain()
+
+    def _drop_cancelled(self) -> None:
+        for live in [live for live in self._live.values() if live.cancelled]:
+            self._finish(live, "abort")
 
     def _restart(self) -> Flow[None]:
         """Until the workers run again. Workers that cannot be started count as a failure like any other."""
@@ -233,7 +249,7 @@ class Engine:
                 self.policy.observe(live.evidence, depth[n], live.accepted)
             live.counts.add(drafts, min(live.accepted, len(kept)), len(kept))
             if listen is not None and kept:
-                listen(live.index, kept)
+                listen(Delta(live.index, tuple(kept)))
             if reason is not None:
                 self._finish(live, reason)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from .request import Delta
 from .text import Text
 
 
@@ -49,8 +50,9 @@ class Progress:
             for text in self._held[self._current :]:
                 print(text, flush=True)
 
-    def listen(self, index: int, tokens: Sequence[int]) -> None:
+    def listen(self, delta: Delta) -> None:
         """The engine's listener."""
+        index, tokens = delta.index, delta.token_ids
         if self._bar is not None:
             self._bar.advance(self._task, len(tokens))
         if self._stream:

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from draftline.graph.errors import RequestError
+from draftline.stages.sampling.params import GREEDY, SamplingParams, TokenLogprobs
 
 from .adaptive import Evidence
 from .slots import Slot
 
-FinishReason = Literal["stop", "length", "context", "error"]
-"""``stop``: an end-of-sequence token. ``length``: max_new_tokens. ``context``: max_model_len is full. ``error``: a
-stage raised on it, or took its worker down; the other requests go on."""
+FinishReason = Literal["stop", "length", "context", "error", "abort"]
+"""``stop``: an end-of-sequence token, a stop token or a stop string. ``length``: max_new_tokens. ``context``:
+max_model_len is full. ``error``: a stage raised on it, or took its worker down; the other requests go on. ``abort``: it
+was cancelled."""
 
-Listener = Callable[[int, Sequence[int]], None]
-"""Called with a request's index and the tokens that a step added to it."""
+
+@dataclass(frozen=True)
+class Delta:
+    """The tokens that a step added to a request. ``logprobs``: one each if the request asked for them, else none."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+Listener = Callable[[Delta], None]
+"""Called after every step, for every request that it added to."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids with its limits. ``num_speculative_tokens`` None means the engine's K."""
+    """A prompt as token ids with its limits. ``num_speculative_tokens`` None means the engine's K. ``sampling``: how
+    its tokens are chosen. ``stop``: strings that end it; the text before one is what is returned."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
     num_speculative_tokens: int | None = None
     ignore_eos: bool = False
+    sampling: SamplingParams = GREEDY
+    stop: tuple[str, ...] = ()
 
 
 def check(request: Request, vocab_size: int, max_len: int, where: str = "prompt") -> None:
@@ -99,6 +114,10 @@ class Output:
     decode_seconds: float
     error: str | None = None
     """What went wrong, where ``finish_reason`` is ``error``."""
+    stop_reason: int | str | None = None
+    """The stop token id or the stop string that ended it; None at an end-of-sequence token, as in vLLM."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``token_ids``, if the request asked for them."""
 
 
 NOWHERE = Slot(-1, 0)
@@ -111,7 +130,7 @@ class Live:
     ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens the
     drafter is given in its next step, ``seen``: how many rows of its cache are right, see ``catch_up.py``. ``drafts``:
     of the last step, of which ``accepted`` stood. ``strikes``: failures while it ran alone. ``evidence``: what adaptive
-    depth knows of its drafts."""
+    depth knows of its drafts. ``cancelled``: nobody wants it any more; the next step begins without it."""
 
     index: int
     request: Request
@@ -129,6 +148,9 @@ class Live:
     began: float = 0.0
     began_ns: int = 0
     prefill_seconds: float = 0.0
+    cancelled: bool = False
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def made(self) -> int:
@@ -152,4 +174,6 @@ class Live:
             prefill_seconds=self.prefill_seconds,
             decode_seconds=time.perf_counter() - self.began - self.prefill_seconds if self.began else 0.0,
             error=error,
+            stop_reason=self.stop_reason,
+            logprobs=tuple(self.logprobs),
         )

@@ -192,7 +192,8 @@ def test_a_replica_does_not_wait_for_another(clean, truth, tmp_path, monkeypatch
             monkeypatch.setattr(engine.observer, "failed", errors.append)
         flag.write_text(f"wait {done}")
 
-        def listen(index, tokens):
+        def listen(delta):
+            index, tokens = delta.index, delta.token_ids
             given[index] += len(tokens)
             if given[index] == NEW:
                 done.touch()
@@ -207,7 +208,8 @@ def test_a_replica_that_is_down_for_good_hands_its_requests_on(clean, truth):
     with open_pipeline("mtp.yaml", replicas=2, runtime="zmq", max_num_seqs=2, max_restarts=0) as pipeline:
         given = 0
 
-        def listen(index, tokens):
+        def listen(delta):
+            tokens = delta.token_ids
             nonlocal given
             given += len(tokens)
             if given > 8 and given - len(tokens) <= 8:

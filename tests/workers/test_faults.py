@@ -70,7 +70,8 @@ def test_a_worker_that_dies_costs_no_token(trapped, flags, truth, monkeypatch, h
     restarts, before = runtime.totals.restarts, runtime.pids
     given = 0
 
-    def listen(index, tokens):
+    def listen(delta):
+        tokens = delta.token_ids
         nonlocal given
         given += len(tokens)
         if place != "prefill" and given > 12 and given - len(tokens) <= 12:

@@ -24,7 +24,7 @@ def test_a_run_that_was_given_up_leaves_nothing_in_the_next(clean, truth, runtim
     """The listener raises in the middle; then an interrupt in the middle of a step."""
     with open_pipeline("mtp.yaml", runtime=runtime, replicas=replicas, max_num_seqs=2) as pipeline:
 
-        def listen(index, tokens):
+        def listen(delta):
             if raising:
                 raise Stopped
 
@@ -50,7 +50,7 @@ def test_a_lone_request_survives_any_number_of_deaths_with_steps_in_between(clea
     with open_pipeline("mtp.yaml", runtime="zmq", num_speculative_tokens=1, max_num_seqs=1) as pipeline:
         runtime, steps = pipeline.engine.runtime, 0
 
-        def listen(index, tokens):
+        def listen(delta):
             nonlocal steps
             steps += 1
             if steps in (2, 4, 6, 8):

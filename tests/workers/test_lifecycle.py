@@ -193,7 +193,7 @@ def script(base: Path, body: str) -> subprocess.Popen[str]:
 DECODES = """
     pipeline = open_pipeline(graph, max_num_seqs=3)
     print(pipeline.engine.runtime.directory, flush=True)
-    listen = lambda index, tokens: print("tokens", flush=True)
+    listen = lambda delta: print("tokens", flush=True)
     pipeline.generate(prompts, listen, max_new_tokens=900, ignore_eos=True)
 """
 

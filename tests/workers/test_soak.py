@@ -34,7 +34,7 @@ def test_two_thousand_steps_with_random_kills(clean):
         runtime = pipeline.engine.runtime
         timers: list[threading.Timer] = []
 
-        def listen(index, tokens):
+        def listen(delta):
             """Every now and then, kill a worker a random part of a step from now."""
             if due and runtime.totals.steps >= due[0]:
                 due.pop(0)

@@ -1,0 +1,145 @@
+"""Engines for asyncio: requests come and go on an event loop, the engines' loop runs in a thread of its own choice.
+
+Knows: two threads and what passes between them. Does not know: HTTP, text.
+
+Workers end with the thread that started them (``workers/guard.py``), so ``run`` belongs in the main thread and the
+event loop in another: the server is the guest here, not the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from draftline.graph.errors import CapacityError, DraftlineError, WorkerLostError
+
+from .pipeline import Pipeline
+from .replicas import Crew
+from .request import Delta, Output, Request, check
+
+Event = Delta | Output | DraftlineError
+
+
+@dataclass(frozen=True)
+class _Client:
+    """Who waits for a request: a queue on the client's event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[Event]
+
+    def tell(self, event: Event) -> None:
+        """From any thread; a loop that has ended hears nothing."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
+
+
+class AsyncEngine:
+    """``run`` in the main thread until ``stop``; ``generate`` on any event loop meanwhile."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._crew = Crew(pipeline.engines)
+        self._clients: dict[int, _Client] = {}
+        self._index = itertools.count()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._woken = threading.Event()
+        self._stopped = False
+        self.lost: WorkerLostError | None = None
+        """Set once the workers are down for good: every request fails with it from then on."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that run or wait."""
+        return len(self._clients)
+
+    def run(self) -> None:
+        """Serve until ``stop``; then cancel what is left and return. The workers are the caller's to close."""
+        while not self._stopped:
+            while self._commands:
+                self._commands.popleft()()
+            if self.lost is None and self._crew.num_unfinished:
+                self._turn()
+            else:
+                self._woken.wait()
+                self._woken.clear()
+        self._crew.abandon()
+        for index in list(self._clients):
+            self._end(index, CapacityError("the server is shutting down; try another one"))
+
+    def stop(self) -> None:
+        """From any thread or a signal handler: end ``run`` soon."""
+        self._stopped = True
+        self._woken.set()
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta | Output]:
+        """Deltas as they come, then the Output. Closing the iterator early cancels the request.
+
+        Raises RequestError, CapacityError if too many wait or the server ends, and WorkerLostError.
+        """
+        check(request, self.pipeline.prepared.shape.vocab_size, self.pipeline.prepared.sizes.max_model_len)
+        index, client = next(self._index), _Client(asyncio.get_running_loop(), asyncio.Queue())
+        self._do(lambda: self._begin(index, request, client))
+        try:
+            while True:
+                event = await client.queue.get()
+                if isinstance(event, DraftlineError):
+                    raise event
+                yield event
+                if isinstance(event, Output):
+                    return
+        finally:
+            self._do(lambda: self._cancel(index))
+
+    async def complete(self, request: Request) -> Output:
+        """The whole answer at once; as ``generate``."""
+        async with aclosing(self.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Output):
+                    return event
+        raise AssertionError("a request ends with its output")
+
+    # -- in the engines' thread ------------------------------------------------------------------------------
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._woken.set()
+
+    def _begin(self, index: int, request: Request, client: _Client) -> None:
+        if self.lost is not None:
+            client.tell(self.lost)
+            return
+        try:
+            self._crew.idlest.add(index, request)
+        except DraftlineError as error:
+            client.tell(error)
+            return
+        self._clients[index] = client
+
+    def _cancel(self, index: int) -> None:
+        if index in self._clients:
+            del self._clients[index]
+            self._crew.cancel(index)
+
+    def _turn(self) -> None:
+        try:
+            for output in self._crew.turn(self._listen):
+                self._end(output.index, output)
+            self._crew.wait()
+        except WorkerLostError as error:
+            self.lost = error
+            for output in error.outputs:
+                self._end(output.index, output)
+
+    def _listen(self, delta: Delta) -> None:
+        if delta.index in self._clients:
+            self._clients[delta.index].tell(delta)
+
+    def _end(self, index: int, event: Event) -> None:
+        client = self._clients.pop(index, None)
+        if client is not None:
+            client.tell(event)

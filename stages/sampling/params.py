@@ -1,0 +1,49 @@
+"""What a request asks of the sampler. Knows: values and their ranges. Does not know: logits, requests, HTTP.
+
+Names and defaults are vLLM's and OpenAI's, but for ``temperature``, which is 0 (greedy) unless somebody asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request's tokens are chosen.
+
+    ``temperature`` 0: the likeliest token. ``top_k`` 0 or -1: all. ``top_p`` in (0, 1]; the token that crosses p stays.
+    ``min_p`` in [0, 1]: of the likeliest token's probability. ``seed``: counter-based randomness, so the same seed
+    gives the same tokens whatever the batch, the runtime or a retry. ``repetition_penalty`` above 0, over prompt and output;
+    ``presence_penalty`` and ``frequency_penalty`` in [-2, 2], over the output. ``logit_bias``: (token, bias) pairs.
+    ``min_tokens``: end-of-sequence and ``stop_token_ids`` cannot come before as many. ``bad_words``: token sequences
+    that are never completed. ``logprobs``: None for none, n for those of the n likeliest tokens beside the chosen one,
+    by the model's own logits."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Of one returned token, by the target's own logits before any of the above: its log-probability, its rank (1: the
+    likeliest), and the likeliest ``top`` (token, log-probability) pairs, likeliest first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
