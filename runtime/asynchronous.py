@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -76,7 +76,7 @@ class AsyncEngine:
         self._stopped = True
         self._woken.set()
 
-    async def generate(self, request: Request) -> AsyncIterator[Delta | Output]:
+    async def generate(self, request: Request) -> AsyncGenerator[Delta | Output, None]:
         """Deltas as they come, then the Output. Closing the iterator early cancels the request.
 
         Raises RequestError, CapacityError if too many wait or the server ends, and WorkerLostError.
