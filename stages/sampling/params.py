@@ -15,8 +15,8 @@ class SamplingParams:
     ``temperature`` 0: the likeliest token. ``top_k`` 0 or -1: all. ``top_p`` in (0, 1]; the token that crosses p stays.
     ``min_p`` in [0, 1]: of the likeliest token's probability. ``seed``: counter-based randomness, so the same seed
     gives the same tokens whatever the batch, the runtime or a retry. ``repetition_penalty`` above 0, over prompt and
-    output; ``presence_penalty`` and ``frequency_penalty`` in [-2, 2], over the output. ``logit_bias``: (token, bias) pairs.
-    ``min_tokens``: end-of-sequence and ``stop_token_ids`` cannot come before as many. ``bad_words``: token sequences
+    output; ``presence_penalty`` and ``frequency_penalty`` in [-2, 2], over the output. ``logit_bias``: (token, bias)
+    pairs. ``min_tokens``: end-of-sequence and ``stop_token_ids`` cannot come before as many. ``bad_words``: token sequences
     that are never completed. ``logprobs``: None for none, n for those of the n likeliest tokens beside the chosen one,
     by the model's own logits."""
 
