@@ -16,7 +16,7 @@ from .request import Live
 Arrays = Mapping[str, np.ndarray]
 
 STEP = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
-FILL = ("tokens", "following", "positions", "slots", "draft_slots", "pages")
+FILL = ("tokens", "following", "positions", "slots", "draft_slots", "pages", "restore", "keep")
 
 
 def check_names(inputs: Arrays, known: Sequence[str], graph: str) -> None:

@@ -127,7 +127,9 @@ NOWHERE = Slot(-1, 0)
 class Live:
     """A request that waits or runs, with its journal: ``tokens`` are the prompt and what was committed.
 
-    ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens the
+    ``cached``: the caches hold all rows before the tail, ``filled``: how many they hold until then. ``arrival``: when
+    it came, counted. Its part in prefix caching (``prefix.py``): ``keys`` of its pages, how many are ``published``, the
+    rings to ``restore``, the rows that it ``shared``. ``num_recent``: how many of the last tokens the
     drafter is given in its next step, ``seen``: how many rows of its cache are right, see ``catch_up.py``. ``drafts``:
     of the last step, of which ``accepted`` stood. ``strikes``: failures while it ran alone. ``evidence``: what adaptive
     depth knows of its drafts. ``cancelled``: nobody wants it any more; the next step begins without it."""
@@ -137,6 +139,13 @@ class Live:
     tokens: list[int]
     slot: Slot = NOWHERE
     cached: bool = False
+    filled: int = 0
+    arrival: int = 0
+    keys: tuple[bytes, ...] = ()
+    published: int = 0
+    restore: int = -1
+    shared: int = 0
+    preemptions: int = 0
     num_recent: int = 0
     seen: int = 0
     drafts: int = 0
@@ -151,6 +160,10 @@ class Live:
     cancelled: bool = False
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def lose(self) -> None:
+        """Its rows have to be computed again."""
+        self.cached, self.filled = False, 0
 
     @property
     def made(self) -> int:

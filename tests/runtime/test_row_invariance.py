@@ -60,14 +60,14 @@ def recorded(k: int, tile: int, dtype: str, order: list[int], max_num_seqs: int,
     recorder = Recorder(model.target)
     engine = engine_of(model, sizes)
     slots = {}
-    lease = engine._slots.lease
+    lease = engine.scheduler.slots.lease
 
     def follow():
         slot = lease()
         slots[len(slots)] = slot.index
         return slot
 
-    engine._slots.lease = follow  # type: ignore[method-assign]
+    engine.scheduler.slots.lease = follow  # type: ignore[method-assign]
     outputs = run(engine, [PROMPTS[i] for i in order], NEW, ignore_eos=True)
     out = {}
     for place, i in enumerate(order):
