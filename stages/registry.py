@@ -18,7 +18,7 @@ from .draft_mtp import DraftMtp
 from .draft_ngram import DraftNgram
 from .pad import Pad
 from .prefill import PrefillDraft, PrefillTarget
-from .verify import Verify
+from .verify import Verify, VerifyRejection
 
 BUILTIN: Mapping[str, type[Any]] = MappingProxyType(
     {
@@ -27,6 +27,7 @@ BUILTIN: Mapping[str, type[Any]] = MappingProxyType(
         "draft.ngram": DraftNgram,
         "pad": Pad,
         "verify": Verify,
+        "verify.rejection": VerifyRejection,
         "accept.greedy": AcceptGreedy,
         "commit": Commit,
         "prefill.target": PrefillTarget,
