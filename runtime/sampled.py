@@ -64,8 +64,8 @@ class Sampled:
         missing = SAMPLING if not self.words else HISTORY if p.looks_back and not self.history else ""
         if missing:
             raise RequestError(
-                f"{where}: {_asked(request)} cannot be had: graph {self.graph!r} has no input {missing!r} that it gives to"
-                f" its stage verify; add it as in mtp.yaml, or ask for greedy tokens"
+                f"{where}: {_asked(request)} cannot be had: graph {self.graph!r} has no input {missing!r} for its stage"
+                " verify; add it as in mtp.yaml, or ask for greedy tokens"
             )
         if p.logprobs is not None and not self.logprobs:
             raise RequestError(

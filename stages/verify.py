@@ -41,8 +41,8 @@ class Verify:
     beyond the active width are pad rows with slot and position -1.
 
     The token is the likeliest one, or one that is drawn as ``sampling`` says (see ``sampling/wire.py``), which with
-    penalties needs ``history``, the committed tokens, and the whole ``window``. Of slots that ask, logprobs[n, s] is the
-    token's log-probability and those of the likeliest tokens, logprob_ids[n, s] its rank and their ids.
+    penalties needs ``history``, the committed tokens, and the whole ``window``. Of slots that ask, logprobs[n, s] holds
+    the token's log-probability and those of the likeliest tokens, logprob_ids[n, s] its rank and their ids.
     """
 
     signature = Signature(
@@ -115,8 +115,8 @@ class Verify:
 
 
 class VerifyRejection(Verify):
-    """``verify`` for drafts that were drawn: draft_probs[n, k] is the law that draft k + 1 of slot n was drawn by. Its
-    rows judge the draft that follows, so it looks one column ahead, and a chunk waits for the first draft of the next."""
+    """``verify`` for drafts that were drawn: draft_probs[n, k] is the law that draft k + 1 of slot n was drawn by. A
+    row judges the draft that follows it, so a chunk also needs the first draft of the next one."""
 
     signature = Signature(
         inputs=(

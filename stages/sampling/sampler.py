@@ -72,9 +72,9 @@ def pick(
     drafted: Drafted | None = None,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """The token [R] of each row of logits [R, V] float32; slots without a tenant get the likeliest, bitwise the one that
-    ``target.greedy`` gives. ``allowed`` [R, V] bool: tokens that a row may be at all (the seam for grammars); it applies
-    before anything else does. Raises StageError where a row needs what the graph does not give."""
+    """The token [R] of each row of logits [R, V] float32; slots without a tenant get the likeliest, the very one that
+    ``target.greedy`` gives. ``allowed`` [R, V] bool: tokens that a row may be at all (the seam for grammars); it is
+    applied before anything else. Raises StageError where a row needs what the graph does not give."""
     predicted = logits.argmax(1)
     slots = wave.slots.tolist()
     mine = [r for r, n in enumerate(slots) if n in tenants and not _likeliest_will_do(tenants[n])]
@@ -178,7 +178,5 @@ def latest(rows: WaveRows, prompt: int, before: Before, count: int) -> Tensor:
 def _given(before: Before) -> tuple[Tensor, Tensor]:
     if before.history is None or before.window is None:
         lacks = "history" if before.history is None else "window"
-        raise StageError(
-            f"penalties and bad words need input {lacks!r} of the stage, and the graph does not connect it"
-        )
+        raise StageError(f"penalties and bad words need input {lacks!r} of stage verify; the graph does not connect it")
     return before.history, before.window

@@ -42,9 +42,8 @@ def encode(params: SamplingParams, prompt: int, most: int, where: str) -> np.nda
 
 @dataclass(frozen=True)
 class Tenant:
-    """A row, read. ``prompt``: tokens. ``biased``, ``ends`` and ``words``: tensors of the parameters of these names, made
-    once: (ids, values), the ids that ``min_tokens`` forbids, and (last tokens [B], those before [B, m], -1 to the left)
-    of the bad words."""
+    """A row, read. ``prompt``: tokens. Tensors made once: ``biased``, (ids, values) of logit_bias; ``ends``, the ids
+    that min_tokens forbids; ``words``, (last tokens [B], those before [B, m], -1 to the left) of the bad words."""
 
     uid: int
     params: SamplingParams
