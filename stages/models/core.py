@@ -47,6 +47,9 @@ class Target(Protocol):
 class Drafter(Protocol):
     """A model that drafts from the target's streams, with its own cache."""
 
+    vocab: Tensor | None
+    """Of a draft vocabulary of its own: the target's id of each of its V' tokens, [V'] int64."""
+
     def forward(self, rows: Rows, hidden: Tensor) -> Tensor:
         """Rows whose token is the one *after* their position, and the streams [R, H, D] at that position,
         to the drafter's streams [R, H, D]."""

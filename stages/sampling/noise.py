@@ -21,12 +21,13 @@ TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
 Use = Literal[0, 1, 2, 3]
 
 
-def _signed(n: int) -> int:
+def signed(n: int) -> int:
+    """The int64 of the same 64 bits."""
     return n - (1 << 64) if n >= 1 << 63 else n
 
 
-GAMMA = _signed(0x9E3779B97F4A7C15)
-_M1, _M2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+GAMMA = signed(0x9E3779B97F4A7C15)
+_M1, _M2 = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
 
 
 def _right(z: Tensor, n: int) -> Tensor:
@@ -43,7 +44,8 @@ def mix(z: Tensor) -> Tensor:
 
 def number(state: Tensor, index: Tensor | int) -> Tensor:
     """Number ``index`` of the streams ``state``, int64; the two broadcast."""
-    return mix(state + (index + 1) * GAMMA)
+    ahead = (index + 1) * GAMMA
+    return mix(state + (signed(ahead % (1 << 64)) if isinstance(ahead, int) else ahead))
 
 
 def key(seed: Tensor, position: Tensor, use: Use) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 OUT = -math.inf
-FEW = 2048
+FEW = (128, 2048)
 """Candidates that top-p looks at before it sorts the whole vocabulary."""
 
 
@@ -109,15 +109,13 @@ def keep_top(x: Tensor, top_k: Tensor, top_p: Tensor) -> Scores:
 def _keep_p(x: Tensor, p: Tensor) -> Scores:
     vocab = x.shape[1]
     wanted = (p * (x - x.amax(1, keepdim=True)).exp_().sum(1))[:, None]
-    values, ids = _descending(x, FEW)
-    out = _superfluous(values, wanted)
-    if values.shape[1] < vocab:
-        last = values[:, -1]
-        kept = values.masked_fill(out, math.inf).amin(1)
+    for few in (*FEW, vocab):
+        values, ids = _descending(x, few)
+        out = _superfluous(values, wanted)
+        last, kept = values[:, -1], values.masked_fill(out, math.inf).amin(1)
         # The few may not be enough, and of equals at their edge some may be missing.
-        if bool(((kept <= last) & (last > OUT)).any()):
-            values, ids = _descending(x, vocab)
-            out = _superfluous(values, wanted)
+        if not bool(((kept <= last) & (last > OUT)).any()):
+            break
     return Scores(values.masked_fill(out, OUT), ids, vocab)
 
 
@@ -142,7 +140,7 @@ def _descending(x: Tensor, few: int) -> tuple[Tensor, Tensor]:
 def _compact(x: Tensor) -> Scores:
     """Only the candidates, where they are few: noise is drawn for each."""
     most = int((x > OUT).sum(1).max())
-    if most > FEW or 4 * most > x.shape[1]:
+    if most > FEW[-1] or 4 * most > x.shape[1]:
         return Scores(x, None, x.shape[1])
     values, ids = x.topk(most, 1)
     return Scores(values, ids, x.shape[1])

@@ -20,6 +20,7 @@ from torch import Tensor
 from draftline.graph.errors import StageError
 
 from .choose import choose, choose_after_draft, likeliest
+from .noise import signed
 from .processors import (
     OUT,
     Past,
@@ -140,7 +141,7 @@ def narrow(x: Tensor, who: Sequence[Tenant]) -> Scores:
 
 
 def _draw(scores: Scores, who: Sequence[Tenant], rows: WaveRows, drafted: Drafted | None) -> Tensor:
-    seed, following = torch.tensor([one.params.seed for one in who]), rows.positions + 1
+    seed, following = torch.tensor([signed(one.params.seed) for one in who]), rows.positions + 1
     drawn = choose(scores, seed, following)
     if drafted is None or not drafted.probs.shape[1]:
         return drawn
