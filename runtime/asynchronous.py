@@ -20,7 +20,7 @@ from draftline.graph.errors import CapacityError, DraftlineError, WorkerLostErro
 
 from .pipeline import Pipeline
 from .replicas import Crew
-from .request import Delta, Output, Request, check
+from .request import Delta, Output, Request
 
 Event = Delta | Output | DraftlineError
 
@@ -81,7 +81,7 @@ class AsyncEngine:
 
         Raises RequestError, CapacityError if too many wait or the server ends, and WorkerLostError.
         """
-        check(request, self.pipeline.prepared.shape.vocab_size, self.pipeline.prepared.sizes.max_model_len)
+        self.pipeline.engine.check(request, "prompt")
         index, client = next(self._index), _Client(asyncio.get_running_loop(), asyncio.Queue())
         self._do(lambda: self._begin(index, request, client))
         try:

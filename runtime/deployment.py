@@ -179,7 +179,7 @@ class Compiler:
             "capture": s.capture,
             "max_depth": s.k_max,
             "dtype": s.dtype,
-            "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},
+            "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size, "V": self.shape.vocab_size},
             "lookup": self.lookup,
             "costs": self.costs,
         }

@@ -26,9 +26,12 @@ from .filling import Filling
 from .metadata import FILL, STEP, check_names, write_step
 from .observe import Observer
 from .recovery import Recovery
-from .request import Delta, FinishReason, Listener, Live, Output, Request, check
+from .request import Delta, FinishReason, Listener, Live, Output, Request
 from .running import Bound, Flow, Runtime, call, drive
+from .sampled import Sampled, read_logprobs
 from .scheduler import Scheduler
+from .stopping import reasons
+from .text import Text
 
 
 class Engine:
@@ -47,9 +50,11 @@ class Engine:
         max_waiting: int = 1024,
         observer: Observer | None = None,
         policy: Policy | None = None,
+        text: Text | None = None,
     ) -> None:
         """Compiles all plans and starts the runtime. ``max_waiting``: requests that may wait for a slot. ``policy``:
-        chooses K for every step; without one each step is as deep as its requests can use."""
+        chooses K for every step; without one each step is as deep as its requests can use. ``text``: the tokenizer, for
+        requests with stop strings."""
         self.graph, self.sizes, self.shape = graph, compiler.sizes, compiler.shape
         self.k_max = self.sizes.k_max
         compiled = [compiler.plan(graph, k) for k in depths(self.k_max, every=policy is not None)]
@@ -61,6 +66,7 @@ class Engine:
         self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-2]}
         for b, known in ((bound[0], STEP), (bound[-1], FILL)):
             check_names(b.inputs, known, b.plan.name)
+        self._sampled = Sampled.of(plans[0], self.shape, text)
         self._catch_up = CatchUp.of(graph, compiler.lookup, self.k_max + 1)
         shares = self.sizes.prefix_caching and (not self.sizes.snapshots or "restore" in bound[-1].inputs)
         self.scheduler = Scheduler(self.sizes, max_waiting, shares)
@@ -72,7 +78,7 @@ class Engine:
 
     def add(self, index: int, request: Request) -> None:
         """Queue a request under the caller's ``index``. Raises RequestError, and CapacityError if too many wait."""
-        check(request, self.shape.vocab_size, self.sizes.max_model_len, f"prompt {index + 1}")
+        self.check(request, f"prompt {index + 1}")
         s = self.scheduler
         if not s.num_free:
             raise CapacityError(
@@ -80,11 +86,16 @@ class Engine:
                 f" (max_num_seqs={self.sizes.max_num_seqs}, max_waiting={s.max_waiting}); try again later"
             )
         live = Live(index, request, list(request.prompt), queued=time.perf_counter())
+        self._sampled.admit(live)
         if self._wanted(live) > 0:
             s.enqueue(live)
         else:
             self._begin(live)
             self._finish(live, "context")
+
+    def check(self, request: Request, where: str) -> None:
+        """Raises RequestError naming what is wrong with the request ``where``, or what this graph cannot do."""
+        self._sampled.check(request, where)
 
     def cancel(self, index: int) -> None:
         """End the caller's request ``index`` with what it has: at once if it waits, else before the next step. One that
@@ -202,7 +213,7 @@ class Engine:
             depth = {n: min(d, k) for n, d in depth.items()}
         bound = self._decode[min(known for known in self._decode if known >= k)]
         bound.plan.covers(len(batch), k)
-        write_step(bound.inputs, batch, depth, self.scheduler.table)
+        write_step(bound.inputs, batch, depth, self.scheduler.table, self._sampled.everyone)
         return bound, depth
 
     def journal(self, slot: int) -> tuple[int, ...]:
@@ -245,20 +256,25 @@ class Engine:
             drafts = depth[n] if proposed is None else int(proposed[n])
             kept, reason = self._cut(live, new)
             self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
+            logprobs = read_logprobs(live, out, kept)
             live.tokens.extend(kept)
+            live.logprobs.extend(logprobs)
             live.drafts, live.accepted = drafts, int(out["accepted"][n])
             if self.policy is not None:
                 self.policy.observe(live.evidence, depth[n], live.accepted)
             live.counts.add(drafts, min(live.accepted, len(kept)), len(kept))
             if listen is not None and kept:
-                listen(Delta(live.index, tuple(kept)))
+                listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
                 self._finish(live, reason)
 
     def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
         """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
-        for i, token in enumerate(new, 1):
-            if token in self.shape.eos_token_ids and not live.request.ignore_eos:
+        eos = () if live.request.ignore_eos else self.shape.eos_token_ids
+        stops = reasons(new, eos, live.request.sampling.stop_token_ids, live.stops)
+        for i, (stopped, reason) in enumerate(stops, 1):
+            if stopped:
+                live.stop_reason = reason
                 return list(new[:i]), "stop"
             if live.made + i == live.request.max_new_tokens:
                 return list(new[:i]), "length"

@@ -55,6 +55,9 @@ class Target(Protocol):
 class Drafter(Protocol):
     """A model that drafts from the target's streams, with its own cache."""
 
+    vocab: Tensor | None
+    """Of a draft vocabulary of its own: the target's id of each of its V' tokens, [V'] int64."""
+
     @property
     def rings(self) -> Sequence[Ring]:
         """Its ring caches."""

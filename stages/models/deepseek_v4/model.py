@@ -227,6 +227,8 @@ class DeepseekV4Target:
 class DeepseekV4Drafter:
     """The MTP block with its own ring; shares embedding and head with the target."""
 
+    vocab: Tensor | None = None
+
     def __init__(self, c: Config, w: Weights, g: Geometry, dtype: torch.dtype, device: torch.device) -> None:
         assert w.mtp is not None
         self.config, self.weights, self.mtp, self.geometry = c, w, w.mtp, g

@@ -51,7 +51,7 @@ class MtpHeadDrafter:
         device: torch.device,
     ) -> None:
         """``embed`` and ``head`` [V, D] are the target's."""
-        self.config, self.weights, self._embed = c, w, embed
+        self.config, self.weights, self.vocab, self._embed = c, w, w.vocab, embed
         self._head = head if w.vocab is None else head[w.vocab].contiguous()
         self._ring = cache.ring_length(c.window, g)
         self.cache = KeyValueCache(
@@ -87,4 +87,4 @@ class MtpHeadDrafter:
     def greedy(self, streams: Tensor) -> Tensor:
         """The head's streams [R, H, D] to the most likely draft of each row [R]."""
         best = self.logits(streams).argmax(-1)
-        return best if self.weights.vocab is None else self.weights.vocab[best]
+        return best if self.vocab is None else self.vocab[best]

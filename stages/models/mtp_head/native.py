@@ -27,7 +27,7 @@ class NativeMtpHeadDrafter:
         self, c: HeadConfig, w: HeadWeights, embed: Tensor, head: Tensor, g: Geometry, dtype: torch.dtype
     ) -> None:
         """``embed`` and ``head`` [V, D] are the target's."""
-        self._vocab, one, ring = w.vocab, c.layer, cache.ring_length(c.window, g)
+        self.vocab, one, ring = w.vocab, c.layer, cache.ring_length(c.window, g)
         rows = (cache.allocate(g.ring_slots * ring, one.kv_size, dtype, torch.device("cpu")) for _ in range(2))
         self.cache = KeyValueCache(*rows)
         self.rings: tuple[Ring, ...] = ((self.cache.keys, ring), (self.cache.values, ring))
@@ -50,4 +50,4 @@ class NativeMtpHeadDrafter:
     def greedy(self, streams: Tensor) -> Tensor:
         """The head's streams [R, H, D] to the most likely draft of each row [R]."""
         best = self._output.best(streams[:, 0])
-        return best if self._vocab is None else self._vocab[best]
+        return best if self.vocab is None else self.vocab[best]
