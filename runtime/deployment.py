@@ -53,6 +53,8 @@ class Sizes:
     """Rows of a step, windows and prompts together."""
     num_pages: int = 0
     """Cache pages of all requests together; 0: as many as all slots can ever use."""
+    async_scheduling: bool = True
+    """Prepare a step while the one before runs, where the runtime gains by it."""
     prefix_caching: bool = False
     snapshots: int = 0
     """Rings kept for shared prefixes, where the model has rings."""

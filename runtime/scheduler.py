@@ -82,6 +82,7 @@ class Scheduler:
                 return
             self.waiting.popleft()
             live.slot = self.slots.lease()
+            live.seat = live.slot.index
             self.live[live.slot.index] = live
             if self.prefix is not None:
                 self.prefix.take(live, hit)
