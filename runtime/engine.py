@@ -171,10 +171,10 @@ class Engine:
         try:
             step = self._ahead or (yield from self._begin_step(batch))
             if step is not None:
-                self._ahead = None
                 yield from self._finish_step(step, listen)
                 self._recovery.succeeded(batch, self.scheduler.by_arrival)
         except (StageError, WorkerError) as error:
+            self._ahead = None
             self.observer.failed(error)
             # First of all, so that whoever gives the flow up meanwhile leaves nobody who counts on lost caches.
             for live in self._recovery.failed(error, batch, self.scheduler.by_arrival):
@@ -214,7 +214,7 @@ class Engine:
         if self.overlaps and not self.observer.traces:
             following = self.stepping.prepare_ahead(step)
         out = yield from call(step.pending)
-        results = {name: t.numpy() for name, t in out.items()}
+        self._ahead, results = None, {name: t.numpy() for name, t in out.items()}
         holders, depth = step.holders, self.stepping.drafts(step)
         if following is not None:
             results = {name: array.copy() for name, array in results.items()}

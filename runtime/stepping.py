@@ -89,7 +89,7 @@ class Stepping:
         come to. None where what follows depends on more than the tokens that it commits: adaptive depth, caches to be
         filled, somebody to be admitted, preempted or dropped."""
         s, holders = self._scheduler, step.holders
-        if not holders or len(holders) < len(s.live) or (s.waiting and s.slots.num_free) or self._policy is not None:
+        if self._policy is not None or not holders or len(holders) < len(s.live) or s.admits(self._k_max):
             return None
         drafted, depth = step.bound.plan.num_speculative_tokens > 0, self.drafts(step)
         caps: dict[int, int] = {}

@@ -38,7 +38,7 @@ from . import messages as m
 from .launch import Crew, Launch
 from .pending import Call, Starting
 from .process import Child
-from .remote import RemotePlan
+from .remote import RemotePlan, Turn
 from .roster import Roster
 from .watch import Watch
 
@@ -56,7 +56,7 @@ class WorkerGroup:
         self._totals = Totals()
         self.epoch, self.step, self._failures = 0, 0, 0
         self.overlaps = launch.shares_memory
-        self._bank, self._number = 0, 0
+        self._turn, self._number = Turn(), 0
         self._state = "down"
         self._answer: Outputs | DraftlineError | None = None
         self._waiting_for: set[int] = set()
@@ -86,7 +86,7 @@ class WorkerGroup:
         states = frozenset[str]() if shares else travelling(plans)
         self._carried = [Carried((), (), ()) if shares else carried(plan, states) for plan in plans]
         banks = self._memory.banks() if shares else None
-        self.bound = [RemotePlan(plan, n, arena, layout, banks, lambda: self._bank) for n, plan in enumerate(plans)]
+        self.bound = [RemotePlan(plan, n, arena, layout, banks, self._turn) for n, plan in enumerate(plans)]
         starting = Starting(self, time.monotonic())
         try:
             starting.wait()
@@ -138,8 +138,8 @@ class WorkerGroup:
         self._state, self._answer = "running", None
         self._watch.begin(time.monotonic())
         headers, raw = frames.put(bound.arena.buffer(name) for name in self._carried[bound.number].step)
-        message = m.Step(self.epoch, self.step, bound.number, headers, self._bank, after)
-        self._bank = (self._bank + 1) % shared.BANKS
+        message = m.Step(self.epoch, self.step, bound.number, headers, self._turn.bank, after)
+        self._turn.bank = (self._turn.bank + 1) % shared.BANKS
         self._post(self.devices.index(bound.plan.entry), message, raw)
         return Call(self)
 

@@ -5,7 +5,7 @@ Knows: where its inputs and outputs lie. Does not know: messages, steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,13 @@ from draftline.compiler.plan import Plan
 from .. import ahead
 from ..arena import Arena, ArenaLayout, metadata_arrays
 from ..running import Outputs
+
+
+@dataclass
+class Turn:
+    """Which bank of metadata the driver fills now. Of its own, so that a plan does not hold the group that holds it."""
+
+    bank: int = 0
 
 
 class RemotePlan:
@@ -27,9 +34,9 @@ class RemotePlan:
         memory: Tensor,
         layout: ArenaLayout,
         banks: Tensor | None,
-        turn: Callable[[], int],
+        turn: Turn,
     ) -> None:
-        """``banks`` [BANKS, bytes] uint8, of which the driver fills number ``turn()``; None: it fills the arena."""
+        """``banks`` [BANKS, bytes] uint8, of which the driver fills number ``turn.bank``; None: it fills the arena."""
         self.plan, self.number, self._turn = plan, number, turn
         self.arena = arena = Arena(plan, memory, layout)
         self._banks = None if banks is None else [ahead.bank(plan, one) for one in banks]
@@ -40,9 +47,9 @@ class RemotePlan:
     @property
     def inputs(self) -> dict[str, np.ndarray]:
         """See ``running.Bound``."""
-        return self._in_arena if self._banks is None else self._banks[self._turn()].inputs
+        return self._in_arena if self._banks is None else self._banks[self._turn.bank].inputs
 
     @property
     def lines(self) -> np.ndarray:
         """See ``running.Bound``."""
-        return self._no_lines if self._banks is None else self._banks[self._turn()].lines
+        return self._no_lines if self._banks is None else self._banks[self._turn.bank].lines

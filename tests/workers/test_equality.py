@@ -101,6 +101,7 @@ def test_zmq_equals_inline(clean, monkeypatch, graph, k, dtype, workers, overlap
         engine = pipeline.engine
         observer, runtime = Hops(), engine.runtime
         monkeypatch.setattr(engine, "observer", observer)
+        monkeypatch.setattr(engine, "_filling", replace(engine._filling, observer=observer))
         captures = runtime.captures
         assert len(runtime.pids) == workers
         outputs = run(pipeline)
