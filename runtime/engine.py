@@ -102,6 +102,10 @@ class Engine:
         return len(self._waiting) + len(self._live)
 
     @property
+    def num_running(self) -> int:
+        return len(self._live)
+
+    @property
     def num_free(self) -> int:
         """Requests that ``add`` would take now."""
         return self._slots.num_free + self.max_waiting - len(self._waiting)
