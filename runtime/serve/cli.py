@@ -115,7 +115,8 @@ def serve(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         signals = stack.enter_context(Signals(state, lambda message: say(f"{PROG}: {message}")))
         listener = bind(options.host, options.port)
-        stack.enter_context(Web(build(state), listener, options))
+        web = stack.enter_context(Web(build(state), listener, options))
+        signals.hurry = web.hurry
         say(f"{PROG}: loading {ready.settings.model}; listening on {url(listener)}")
         run = RunOptions(
             transport=args.transport,
@@ -127,9 +128,9 @@ def serve(args: argparse.Namespace) -> int:
         engine = AsyncEngine(pipeline)
         state.metrics.engines = lambda: pipeline.engines
         state.serving = Serving(pipeline, engine, template, names, Spelling(pipeline.text))
-        state.phase, signals.engine = "ready", engine
+        state.phase = "ready"
         say(f"{PROG}: ready on {url(listener)}")
-        engine.run()
+        signals.run(engine)
     say(f"{PROG}: drained")
     return 0
 

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import FrameType
 
 import uvicorn
@@ -68,15 +67,21 @@ class Web:
         self._thread.join(LINGER + 2)
         self._listener.close()
 
+    def hurry(self) -> None:
+        """Wait for no client any more."""
+        self._server.force_exit = True
 
-@dataclass
+
 class Signals:
-    """SIGTERM and SIGINT: the first drains, if there is an engine that runs; the next ends at once."""
+    """SIGTERM and SIGINT: the first drains, if ``engine`` runs already; the next, or one before, ends at once."""
 
-    state: State
-    say: Callable[[str], None]
-    engine: AsyncEngine | None = None
-    _before: dict[int, object] = field(default_factory=dict)
+    def __init__(self, state: State, say: Callable[[str], None]) -> None:
+        self._state, self._say = state, say
+        self.engine: AsyncEngine | None = None
+        self.hurry: Callable[[], None] = lambda: None
+        self._ending, self._ended = False, threading.Event()
+        self._drainer: threading.Thread | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,20 +89,37 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._drainer is not None:
+            self._drainer.join()
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
+
+    def run(self, engine: AsyncEngine) -> None:
+        """Serve until a signal. Raises Ended if there were two."""
+        self.engine = engine
+        try:
+            engine.run()
+        finally:
+            self._ending = True  # from here on all that is left has a deadline of its own
+            self._state.phase = "draining"
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.engine is None or self.state.phase == "draining":
+        if self._ending:
+            self.hurry()
+        elif self.engine is None or self._state.phase == "draining":
+            self._ending = True
+            self.hurry()
             raise Ended(number)
-        self.state.phase = "draining"
-        threading.Thread(target=self._drain, args=(self.engine,), name="draftline-drain", daemon=True).start()
-        return None
+        else:
+            self._state.phase = "draining"
+            self._drainer = threading.Thread(target=self._drain, args=(self.engine,), name="draftline-drain")
+            self._drainer.start()
 
     def _drain(self, engine: AsyncEngine) -> None:
         """Let running requests finish, but not for ever; then end the engines' loop."""
-        self.say(f"draining: {self.state.active} requests run, up to {self.state.options.drain:g} s")
-        end = time.monotonic() + self.state.options.drain
-        while self.state.active and time.monotonic() < end:
-            time.sleep(POLL)
+        self._say(f"draining: {self._state.active} requests run, up to {self._state.options.drain:g} s")
+        end = time.monotonic() + self._state.options.drain
+        while self._state.active and time.monotonic() < end and not self._ended.wait(POLL):
+            pass
         engine.stop()

@@ -30,6 +30,9 @@ async def begun(jobs: Sequence[Job], state: State) -> AsyncIterator[list[AsyncGe
         stack.callback(_leave, state)
         out = []
         for job in jobs:
+            if not job.request.max_new_tokens:
+                out.append(_nothing(job))
+                continue
             try:
                 stream = await serving.engine.begin(job.request)
             except DraftlineError as error:
@@ -40,6 +43,11 @@ async def begun(jobs: Sequence[Job], state: State) -> AsyncIterator[list[AsyncGe
             out.append(_pieces(Joiner(job, serving.pipeline.text), stream, clock, state))
             stack.push_async_callback(out[-1].aclose)
         yield out
+
+
+async def _nothing(job: Job) -> AsyncGenerator[Piece, None]:
+    """Of a job that wants its prompt back alone."""
+    yield Piece(job.index, "", 0, (), "length")
 
 
 def _leave(state: State) -> None:
