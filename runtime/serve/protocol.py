@@ -8,6 +8,7 @@ its sender an afternoon. ``null`` is the same as leaving a field out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -62,6 +63,15 @@ def encodable(text: str) -> str:
 
 
 Str = Annotated[str, AfterValidator(encodable)]
+
+
+def _encodable_object(value: dict[str, Any]) -> dict[str, Any]:
+    encodable(json.dumps(value, ensure_ascii=False))
+    return value
+
+
+Values = Annotated[dict[str, Any], AfterValidator(_encodable_object)]
+"""What a chat template is given besides."""
 
 
 def _ids(value: Any, where: str = "") -> None:
@@ -218,7 +228,7 @@ class ChatBody(Generation):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Values = Field(default_factory=dict)
 
 
 class TokenizeBody(Body):
@@ -229,7 +239,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Values = Field(default_factory=dict)
     return_token_strs: bool = False
 
 

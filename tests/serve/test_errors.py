@@ -82,7 +82,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({**OK, "prompt": ["\udfff"]}, "prompt", "surrogate"),
     ({**OK, "stop": "\ud800"}, "stop", "surrogate"),
     ({**OK, "model": "\ud800"}, "model", "surrogate"),
-    ({**OK, "\ud800": 1}, "\ud800", "unknown"),
+    ({**OK, "\ud800": 1}, "body", "Keys"),
 ]
 BAD_CHAT: list[tuple[Any, str, str]] = [
     ({}, "messages", "missing"),
@@ -107,6 +107,8 @@ BAD_CHAT: list[tuple[Any, str, str]] = [
     ({**CHAT, "max_tokens": 2000}, "max_tokens", "1024"),
     ({"messages": [{"role": "user", "content": "x " * 3000}]}, "messages", "1024"),
     ({**CHAT, "prompt": "x"}, "prompt", "unknown"),
+    ({**CHAT, "chat_template_kwargs": {"x": ["\ud800"]}}, "chat_template_kwargs", "Unicode"),
+    ({**CHAT, "chat_template_kwargs": {"\ud800": 1}}, "chat_template_kwargs", ""),
 ]
 
 
@@ -170,20 +172,7 @@ def test_what_is_no_json(server: Server, raw, part):
 
 
 def test_null_is_the_same_as_left_out(server: Server, greedy):
-    fields = (
-        "temperature",
-        "n",
-        "stop",
-        "logit_bias",
-        "stream",
-        "suffix",
-        "tools",
-        "seed",
-        "logprobs",
-        "user",
-        "model",
-    )
-    nulls = dict.fromkeys(fields)
+    nulls = dict.fromkeys(["temperature", "n", "stop", "logit_bias", "stream", "suffix", "tools", "seed", "model"])
     assert server.post(PATH, {**OK, **nulls}).status_code == 200
 
 
@@ -227,35 +216,31 @@ scalars = st.one_of(
 )
 values = st.recursive(scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=4), x, max_size=3))
 FIELDS = [
-    "prompt",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "n",
-    "seed",
-    "stop",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-    "bad_words",
-    "logprobs",
-    "top_logprobs",
-    "echo",
-    "stream",
-    "stream_options",
-    "num_speculative_tokens",
-    "user",
-    "model",
-    "suffix",
-    "tokens",
+    *(
+        "prompt",
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "seed",
+        "stop",
+        "temperature",
+        "top_p",
+        "top_k",
+    ),
+    *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos"),
+    *(
+        "stop_token_ids",
+        "bad_words",
+        "logprobs",
+        "top_logprobs",
+        "echo",
+        "stream",
+        "stream_options",
+        "suffix",
+        "tokens",
+    ),
+    *("num_speculative_tokens", "user", "model", "chat_template_kwargs", "continue_final_message"),
 ]
 
 
