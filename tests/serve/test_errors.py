@@ -82,7 +82,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({**OK, "prompt": ["\udfff"]}, "prompt", "surrogate"),
     ({**OK, "stop": "\ud800"}, "stop", "surrogate"),
     ({**OK, "model": "\ud800"}, "model", "surrogate"),
-    ({**OK, "\ud800": 1}, "body", "Keys"),
+    ({**OK, "\ud800": 1}, "body", "valid string"),
 ]
 BAD_CHAT: list[tuple[Any, str, str]] = [
     ({}, "messages", "missing"),
@@ -240,7 +240,7 @@ FIELDS = [
         "suffix",
         "tokens",
     ),
-    *("num_speculative_tokens", "user", "model", "chat_template_kwargs", "continue_final_message"),
+    *("num_speculative_tokens", "top_k", "tokens", "user", "model", "chat_template_kwargs", "continue_final_message"),
 ]
 
 
