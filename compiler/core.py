@@ -27,6 +27,7 @@ from draftline.compiler.plan import (
 )
 from draftline.graph.core import Dim, Graph, Node, Signature
 from draftline.graph.errors import PlanError
+from draftline.stages.sampling.params import MAX_LOGPROBS
 
 Lookup = Callable[[str], Any]
 """Stage name → stage class with a class attribute ``signature``, or the signature itself. Raises GraphError
@@ -70,6 +71,10 @@ class Deployment:
     """Seconds that one RUN may take before its worker counts as hung."""
     capture: str = "eager"
     """The capture backend of every segment."""
+    sampling_words: int = 1024
+    """Q: int64 words in which a request's sampling parameters must fit."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Y - 1."""
 
     @classmethod
     def of(cls, *, model_dims: Mapping[str, int], **numbers: Any) -> Deployment:

@@ -12,7 +12,8 @@ symbol of the same name. The compiler gives these graph symbols their values:
     N  slots (max_num_seqs)      K  drafts per step         M  rows kept per slot, K_max + 1
     S  rows per chunk            W  padded window, C * S    G  cache pages per slot
     L  max_model_len             H  residual streams        D  hidden size
-    P  rows of one prefill call
+    P  rows of one prefill call  V  vocabulary              Q  words of a slot's sampling parameters
+    Y  log-probabilities per row, 1 + the most that a request may ask for
 """
 
 from __future__ import annotations

@@ -128,6 +128,9 @@ class SettingsModel(_Strict):
     capture: Literal["eager", "inductor"] | None = None
     prefill_tile: Positive | None = None
     page_size: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+    num_pages: Annotated[StrictInt, Field(ge=0)] | None = None
+    prefix_caching: StrictBool | None = None
     max_new_tokens: Positive | None = None
     runtime: Literal["inline", "zmq"] | None = None
     threads: Annotated[StrictInt, Field(ge=0)] | None = None

@@ -20,7 +20,7 @@ from draftline.graph.errors import CapacityError, DraftlineError, WorkerLostErro
 
 from .pipeline import Pipeline
 from .replicas import Crew
-from .request import Delta, Output, Request, check
+from .request import Delta, Output, Request
 
 Event = Delta | Output | DraftlineError | None
 """None: the engine has taken the request."""
@@ -116,7 +116,7 @@ class AsyncEngine:
         """Hand a request to the engine with the fewest, and wait until it has taken it.
 
         Raises RequestError, CapacityError if too many wait or the server ends, and WorkerLostError."""
-        check(request, self.pipeline.prepared.shape.vocab_size, self.pipeline.prepared.sizes.max_model_len)
+        self.pipeline.engine.check(request, "prompt")
         index, client = next(self._index), _Client(asyncio.get_running_loop(), asyncio.Queue())
         self._do(lambda: self._begin(index, request, client))
         stream = Stream(client, lambda: self._do(lambda: self._cancel(index)))

@@ -49,6 +49,13 @@ class Sizes:
     capture: str = "eager"
     adaptive: bool = False
     """Whether each step chooses its K, up to num_speculative_tokens."""
+    max_num_batched_tokens: int = 512
+    """Rows of a step, windows and prompts together."""
+    num_pages: int = 0
+    """Cache pages of all requests together; 0: as many as all slots can ever use."""
+    prefix_caching: bool = False
+    snapshots: int = 0
+    """Rings kept for shared prefixes, where the model has rings."""
 
     @property
     def k_max(self) -> int:
@@ -60,13 +67,14 @@ class Sizes:
         return -(-self.max_model_len // self.page_size)
 
     def geometry(self) -> Geometry:
-        """Cache sizes: every slot can be full at the same time."""
+        """Cache sizes; unless ``num_pages`` says otherwise, every slot can be full at the same time."""
         return Geometry(
             slots=self.max_num_seqs,
             max_len=self.max_model_len,
             page_size=self.page_size,
-            num_pages=self.max_num_seqs * self.pages_per_slot,
+            num_pages=self.num_pages or self.max_num_seqs * self.pages_per_slot,
             in_flight=max(self.prefill_tile, self.tile, self.k_max + 1),
+            snapshots=self.snapshots if self.prefix_caching else 0,
         )
 
 
@@ -171,7 +179,7 @@ class Compiler:
             "capture": s.capture,
             "max_depth": s.k_max,
             "dtype": s.dtype,
-            "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size},
+            "model_dims": {"H": self.shape.num_streams, "D": self.shape.hidden_size, "V": self.shape.vocab_size},
             "lookup": self.lookup,
             "costs": self.costs,
         }

@@ -10,7 +10,6 @@ the journal, so whatever runs the step can be rebuilt from it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,14 +22,16 @@ from draftline.graph.errors import CapacityError, StageError, WorkerError, Worke
 from .adaptive import Policy
 from .catch_up import CatchUp
 from .deployment import Compiler, depths
-from .fill import fill_calls, missed_calls
-from .metadata import FILL, STEP, check_names, write_fill, write_step
+from .filling import Filling
+from .metadata import FILL, STEP, check_names, write_step
 from .observe import Observer
-from .pages import PagePool
 from .recovery import Recovery
-from .request import NOWHERE, Delta, FinishReason, Listener, Live, Output, Request, check
-from .running import Bound, Flow, Outputs, Runtime, call, drive
-from .slots import SlotTable
+from .request import Delta, FinishReason, Listener, Live, Output, Request
+from .running import Bound, Flow, Runtime, call, drive
+from .sampled import Sampled, read_logprobs
+from .scheduler import Scheduler
+from .stopping import reasons
+from .text import Text
 
 
 class Engine:
@@ -49,11 +50,13 @@ class Engine:
         max_waiting: int = 1024,
         observer: Observer | None = None,
         policy: Policy | None = None,
+        text: Text | None = None,
     ) -> None:
         """Compiles all plans and starts the runtime. ``max_waiting``: requests that may wait for a slot. ``policy``:
-        chooses K for every step; without one each step is as deep as its requests can use."""
+        chooses K for every step; without one each step is as deep as its requests can use. ``text``: the tokenizer, for
+        requests with stop strings."""
         self.graph, self.sizes, self.shape = graph, compiler.sizes, compiler.shape
-        self.k_max, self.max_waiting = self.sizes.k_max, max_waiting
+        self.k_max = self.sizes.k_max
         compiled = [compiler.plan(graph, k) for k in depths(self.k_max, every=policy is not None)]
         plans, self.cache_report = [plan for plan, _ in compiled], compiled[-1][1]
         prefill = follow(prefill, graph, compiler.lookup, "cpu:0")
@@ -61,16 +64,13 @@ class Engine:
         self.runtime, self.observer, self.policy = runtime, observer or Observer(), policy
         bound = runtime.bind([*plans, *fills])
         self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-2]}
-        self._prefill, self._replay = bound[-2:]
-        for b, known in ((bound[0], STEP), (self._prefill, FILL)):
+        for b, known in ((bound[0], STEP), (bound[-1], FILL)):
             check_names(b.inputs, known, b.plan.name)
+        self._sampled = Sampled.of(plans[0], self.shape, text)
         self._catch_up = CatchUp.of(graph, compiler.lookup, self.k_max + 1)
-        self._slots = SlotTable(self.sizes.max_num_seqs)
-        geometry = self.sizes.geometry()
-        self._pages = PagePool(geometry.num_pages, self.sizes.page_size, self.sizes.max_num_seqs)
-        self._table = np.full((self.sizes.max_num_seqs, self.sizes.pages_per_slot), -1, dtype=np.int64)
-        self._waiting: deque[Live] = deque()
-        self._live: dict[int, Live] = {}
+        shares = self.sizes.prefix_caching and (not self.sizes.snapshots or "restore" in bound[-1].inputs)
+        self.scheduler = Scheduler(self.sizes, max_waiting, shares)
+        self._filling = Filling(runtime, bound[-2], bound[-1], self.scheduler, self._catch_up, self.observer)
         self._done: list[Output] = []
         self._recovery = Recovery()
 
@@ -78,50 +78,57 @@ class Engine:
 
     def add(self, index: int, request: Request) -> None:
         """Queue a request under the caller's ``index``. Raises RequestError, and CapacityError if too many wait."""
-        check(request, self.shape.vocab_size, self.sizes.max_model_len, f"prompt {index + 1}")
-        if not self.num_free:
+        self.check(request, f"prompt {index + 1}")
+        s = self.scheduler
+        if not s.num_free:
             raise CapacityError(
-                f"{len(self._live)} requests run and {len(self._waiting)} wait, which is all that this engine takes"
-                f" (max_num_seqs={self.sizes.max_num_seqs}, max_waiting={self.max_waiting}); try again later"
+                f"{len(s.live)} requests run and {len(s.waiting)} wait, which is all that this engine takes"
+                f" (max_num_seqs={self.sizes.max_num_seqs}, max_waiting={s.max_waiting}); try again later"
             )
-        self._waiting.append(Live(index, request, list(request.prompt), queued=time.perf_counter()))
+        live = Live(index, request, list(request.prompt), queued=time.perf_counter())
+        self._sampled.admit(live)
+        if self._wanted(live) > 0:
+            s.enqueue(live)
+        else:
+            self._begin(live)
+            self._finish(live, "context")
+
+    def check(self, request: Request, where: str) -> None:
+        """Raises RequestError naming what is wrong with the request ``where``, or what this graph cannot do."""
+        self._sampled.check(request, where)
 
     def cancel(self, index: int) -> None:
         """End the caller's request ``index`` with what it has: at once if it waits, else before the next step. One that
         is not here is nobody's fault: it may have just ended."""
-        for live in self._waiting:
+        for live in self.scheduler.waiting:
             if live.index == index:
-                self._waiting.remove(live)
+                self.scheduler.waiting.remove(live)
                 self._finish(live, "abort")
                 return
-        for live in self._live.values():
+        for live in self.scheduler.live.values():
             live.cancelled = live.cancelled or live.index == index
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._waiting) + len(self._live)
+        """Requests that wait or run, and those whose outputs nobody has fetched."""
+        return len(self.scheduler.waiting) + len(self.scheduler.live) + len(self._done)
 
     @property
     def num_running(self) -> int:
-        return len(self._live)
+        return len(self.scheduler.live)
 
     @property
     def num_free(self) -> int:
         """Requests that ``add`` would take now."""
-        return self._slots.num_free + self.max_waiting - len(self._waiting)
+        return self.scheduler.num_free
 
     @property
     def num_free_pages(self) -> int:
-        return self._pages.num_free
+        return self.scheduler.pages.num_free
 
     def withdraw(self) -> list[Live]:
         """Take all unfinished requests out, with their journals: their workers are down for good."""
-        lives = [*self._live.values(), *self._waiting]
-        self._waiting.clear()
-        for live in lives:
-            self._release(live)
-            live.slot, live.cached = NOWHERE, False
-        return lives
+        return self.scheduler.withdraw()
 
     def fail(self, live: Live, error: str) -> None:
         """End a request for good, with what was committed so far."""
@@ -134,7 +141,7 @@ class Engine:
 
     def adopt(self, live: Live) -> None:
         """Go on with a request that another engine could not finish: its journal is all that is needed."""
-        self._waiting.append(live)
+        self.scheduler.enqueue(live)
 
     def close(self) -> None:
         """End the runtime. Requests that are not done stay in the journal and go nowhere."""
@@ -153,26 +160,27 @@ class Engine:
     def flow(self, listen: Listener | None = None) -> Flow[list[Output]]:
         """``step``, yielding every call that it waits for. A failure ends the step early: the next one goes on from
         the journal. Raises WorkerLostError once the workers are down for good."""
-        self._drop_cancelled()
-        self._admit()
-        batch = self._recovery.batch(list(self._live.values()))
+        for live in [live for live in self.scheduler.live.values() if live.cancelled]:
+            self._finish(live, "abort")
+        self.admit()
+        batch = self._recovery.batch(self.scheduler.by_arrival)
         if batch:
             try:
-                yield from self._fill(batch)
-                yield from self._fill_missed(batch)
-                yield from self._decode_step(batch, listen)
+                yield from self._filling.fill(batch, self._fill_budget(batch))
+                ready = self.scheduler.reserve([live for live in batch if live.cached], self._window)
+                if ready:
+                    yield from self._filling.fill_missed([live for live in ready if self._depth(live)])
+                    yield from self._decode_step(ready, listen)
+                    self._recovery.succeeded(batch, self.scheduler.by_arrival)
             except (StageError, WorkerError) as error:
                 self.observer.failed(error)
                 # First of all, so that whoever gives the flow up meanwhile leaves nobody who counts on lost caches.
-                for live in self._recovery.failed(error, batch, list(self._live.values())):
+                for live in self._recovery.failed(error, batch, self.scheduler.by_arrival):
                     self.fail(live, str(error))
                 if isinstance(error, WorkerError):
+                    self.scheduler.lost()
                     yield from self._restart()
         return self.drain()
-
-    def _drop_cancelled(self) -> None:
-        for live in [live for live in self._live.values() if live.cancelled]:
-            self._finish(live, "abort")
 
     def _restart(self) -> Flow[None]:
         """Until the workers run again. Workers that cannot be started count as a failure like any other."""
@@ -188,13 +196,18 @@ class Engine:
         bound, depth = self.prepare_step(batch)
         out = yield from call(self.runtime.start(bound))
         self._post_process(batch, bound.plan, depth, {name: t.numpy() for name, t in out.items()}, listen)
-        self._recovery.succeeded(batch, list(self._live.values()))
         self.observer.stepped(self.runtime, bound.plan, began, batch)
+
+    def admit(self) -> None:
+        """Let those who wait begin, as far as slots and pages go."""
+        for live in self.scheduler.admit(self.k_max):
+            self._begin(live)
 
     def prepare_step(self, batch: Sequence[Live] | None = None) -> tuple[Bound, dict[int, int]]:
         """Depth per slot of the batch, the plan that covers it with its metadata filled, pages reserved; nothing has
-        run."""
-        batch = list(self._live.values()) if batch is None else batch
+        run. Without a batch: for all that run."""
+        if batch is None:
+            batch = self.scheduler.reserve(self.scheduler.by_arrival, self._window)
         depth = {live.slot.index: self._depth(live) for live in batch}
         k = max(depth.values())
         if self.policy is not None:
@@ -202,11 +215,18 @@ class Engine:
             full = any(depth[live.slot.index] and live.num_recent > self.k_max for live in batch)
             k = self.policy.choose([(live.evidence, depth[live.slot.index]) for live in batch], least=int(full))
             depth = {n: min(d, k) for n, d in depth.items()}
-        return self._schedule(batch, depth, k), depth
+        bound = self._decode[min(known for known in self._decode if known >= k)]
+        bound.plan.covers(len(batch), k)
+        write_step(bound.inputs, batch, depth, self.scheduler.table, self._sampled.everyone)
+        return bound, depth
 
     def journal(self, slot: int) -> tuple[int, ...]:
         """New tokens committed so far by the request in ``slot``."""
-        return tuple(self._live[slot].new_tokens)
+        return tuple(self.scheduler.live[slot].new_tokens)
+
+    def _window(self, live: Live) -> int:
+        """Positions that the next step may write, all of them reserved before it starts (DESIGN §4.6)."""
+        return len(live.tokens) + self._depth(live)
 
     def _depth(self, live: Live) -> int:
         """K_eff: drafts that this request can still use, 0 … K (DESIGN §4.6)."""
@@ -219,18 +239,11 @@ class Engine:
         """Tokens that the request may still get: its own limit, and the context's."""
         return min(live.request.max_new_tokens - live.made, self.sizes.max_model_len - len(live.tokens))
 
-    def _schedule(self, batch: Sequence[Live], depth: dict[int, int], k: int) -> Bound:
-        """Reserve pages for every window, pick the plan, and write the step's metadata."""
-        bound = self._decode[min(known for known in self._decode if known >= k)]
-        bound.plan.covers(len(batch), k)
-        for live in batch:
-            self._reserve(live.slot.index, len(live.tokens) + depth[live.slot.index])
-        write_step(bound.inputs, batch, depth, self._table)
-        return bound
-
-    def _reserve(self, slot: int, positions: int) -> None:
-        pages = self._pages.reserve(slot, min(positions, self.sizes.max_model_len))
-        self._table[slot, : len(pages)] = pages
+    def _fill_budget(self, batch: Sequence[Live]) -> int:
+        """Rows that may be filled in this step beside the windows of those that decode: never so few that whoever is
+        filled must wait for others to end."""
+        decoding = sum(1 + self._depth(live) for live in batch if live.cached)
+        return max(self.sizes.max_num_batched_tokens - decoding, self.sizes.prefill_tile)
 
     def _post_process(
         self,
@@ -247,20 +260,25 @@ class Engine:
             drafts = depth[n] if proposed is None else int(proposed[n])
             kept, reason = self._cut(live, new)
             self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
+            logprobs = read_logprobs(live, out, kept)
             live.tokens.extend(kept)
+            live.logprobs.extend(logprobs)
             live.drafts, live.accepted = drafts, int(out["accepted"][n])
             if self.policy is not None:
                 self.policy.observe(live.evidence, depth[n], live.accepted)
             live.counts.add(drafts, min(live.accepted, len(kept)), len(kept))
             if listen is not None and kept:
-                listen(Delta(live.index, tuple(kept)))
+                listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
                 self._finish(live, reason)
 
     def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
         """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
-        for i, token in enumerate(new, 1):
-            if token in self.shape.eos_token_ids and not live.request.ignore_eos:
+        eos = () if live.request.ignore_eos else self.shape.eos_token_ids
+        stops = reasons(new, eos, live.request.sampling.stop_token_ids, live.stops)
+        for i, (stopped, reason) in enumerate(stops, 1):
+            if stopped:
+                live.stop_reason = reason
                 return list(new[:i]), "stop"
             if live.made + i == live.request.max_new_tokens:
                 return list(new[:i]), "length"
@@ -269,62 +287,16 @@ class Engine:
         return list(new), None
 
     def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
-        self._release(live)
+        self.scheduler.release(live)
         output = live.output(reason, self.sizes.num_speculative_tokens, error)
         self.observer.finished(output, live)
         self._done.append(output)
 
-    def _release(self, live: Live) -> None:
-        if live.slot.index >= 0 and self._slots.holds(live.slot):
-            self._live.pop(live.slot.index)
-            self._pages.release(live.slot.index)
-            self._table[live.slot.index] = -1
-            self._slots.release(live.slot)
-
-    # -- admission and caches --------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Give free slots to waiting requests; a full context ends at once."""
-        while self._waiting and self._slots.num_free:
-            live = self._waiting.popleft()
-            live.began, live.began_ns = time.perf_counter(), time.monotonic_ns()
-            self.observer.admitted(live)
-            if self._wanted(live) <= 0:
-                self._finish(live, "context")
-                continue
-            live.slot = self._slots.lease()
-            if self.policy is not None:
-                live.evidence = self.policy.new()
-            self._live[live.slot.index] = live
-            self._reserve(live.slot.index, len(live.tokens))
-
-    def _fill(self, batch: Sequence[Live]) -> Flow[None]:
-        """Bring the caches of those who need it up to the tail: a new prompt, or all that a lost worker knew."""
-        todo = [live for live in batch if not live.cached]
-        if not todo:
+    def _begin(self, live: Live) -> None:
+        """A request has its turn. One that was preempted has had its first one before."""
+        if live.began:
             return
-        began = time.perf_counter()
-        for replay, rows in fill_calls(todo, self.sizes.prefill_tile, self.sizes.tile):
-            bound = self._replay if replay else self._prefill
-            yield from self._run_fill(bound, rows)
-        for live in todo:
-            live.prefill_seconds += time.perf_counter() - began
-            self._catch_up.filled(live)
-            live.cached = True
-
-    def _fill_missed(self, batch: Sequence[Live]) -> Flow[None]:
-        """Give the drafter what it missed in steps without drafts, for those who will draft now."""
-        todo = [live for live in batch if self._catch_up.behind(live) and self._depth(live)]
-        own = self._catch_up.own_model
-        for rows in missed_calls(todo, self.sizes.prefill_tile if own else self.sizes.tile):
-            yield from self._run_fill(self._prefill if own else self._replay, rows, target=not own)
-        for live in todo:
-            self._catch_up.filled(live)
-
-    def _run_fill(self, bound: Bound, rows: Sequence[tuple[Live, int]], target: bool = True) -> Flow[Outputs]:
-        """One call of rows (request, position); without ``target``, they are the draft model's alone."""
-        began = time.monotonic_ns()
-        write_fill(bound.inputs, rows, self._table, target)
-        out = yield from call(self.runtime.start(bound))
-        self.observer.filled(self.runtime, bound.plan, began, rows)
-        return out
+        live.began, live.began_ns = time.perf_counter(), time.monotonic_ns()
+        if self.policy is not None:
+            live.evidence = self.policy.new()
+        self.observer.admitted(live)

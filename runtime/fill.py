@@ -14,10 +14,12 @@ from .request import Live
 
 
 def fill_calls(todo: Sequence[Live], prefill_tile: int, tile: int) -> Iterator[tuple[bool, list[tuple[Live, int]]]]:
-    """Yield (whether it is a replay, (request, position) of each row) for all rows before the tails. Rows of several
+    """Yield (whether it is a replay, (request, position) of each row) for all rows before the tails that are not
+    filled. Rows of several
     requests share a call; rows of one request come in order, over all calls."""
-    prompts = [(live, p) for live in todo for p in range(len(live.request.prompt) - 1)]
-    committed = [(live, p) for live in todo for p in range(len(live.request.prompt) - 1, len(live.tokens) - 1)]
+    ends = [(live, len(live.request.prompt) - 1) for live in todo]
+    prompts = [(live, p) for live, end in ends for p in range(live.filled, end)]
+    committed = [(live, p) for live, end in ends for p in range(max(live.filled, end), len(live.tokens) - 1)]
     for replay, rows, size in ((False, prompts, prefill_tile), (True, committed, tile)):
         for start in range(0, len(rows), size):
             yield replay, rows[start : start + size]

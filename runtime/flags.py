@@ -50,9 +50,14 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     for flag, meaning in (
         ("--max-model-len", "context: prompt and new tokens"),
         ("--max-num-seqs", "requests decoded at once"),
+        ("--max-num-batched-tokens", "prompt rows of a step at most; a longer prompt takes several steps"),
+        ("--num-pages", "cache pages; 0: enough for all slots to be full"),
         ("--tile", "rows of a verify call"),
     ):
         p.add_argument(flag, metavar="N", help=meaning)
+    p.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None, help="share rows of prompts"
+    )
     p.add_argument("--dtype", choices=["fp32", "bf16"])
     p.add_argument(
         "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
@@ -92,11 +97,12 @@ def prepared(
     wishes: dict[str, Any] = {"num_speculative_tokens": wish.k, "draft_model": wish.draft_model}
     named = ("model", "mtp", "kernels", "layouts", "dtype", "capture", "runtime", "overlap")
     wishes |= {name: getattr(args, name) for name in named}
-    for name in ("max_restarts", "threads"):
+    wishes["prefix_caching"] = args.enable_prefix_caching
+    for name in ("max_restarts", "threads", "num_pages"):
         wishes[name] = integer("--" + name.replace("_", "-"), getattr(args, name), 0)
     for name in ("stage_timeout", "start_timeout"):
         wishes[name] = seconds("--" + name.replace("_", "-"), getattr(args, name))
-    for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "tile", "replicas"):
+    for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tile", "replicas"):
         wishes[name] = integer("--" + name.replace("_", "-"), getattr(args, name, None))
     if wishes["max_num_seqs"] is None and num_seqs is not None:
         wishes["max_num_seqs"] = num_seqs(graph, wishes["replicas"])

@@ -12,11 +12,12 @@ import numpy as np
 from draftline.graph.errors import PlanError, nearest
 
 from .request import Live
+from .sampled import HISTORY, SAMPLING, write_sampling
 
 Arrays = Mapping[str, np.ndarray]
 
-STEP = ("tail", "position", "depth", "recent", "num_recent", "pages", "history")
-FILL = ("tokens", "following", "positions", "slots", "draft_slots", "pages")
+STEP = ("tail", "position", "depth", "recent", "num_recent", "pages", HISTORY, SAMPLING)
+FILL = ("tokens", "following", "positions", "slots", "draft_slots", "pages", "restore", "keep")
 
 
 def check_names(inputs: Arrays, known: Sequence[str], graph: str) -> None:
@@ -26,10 +27,15 @@ def check_names(inputs: Arrays, known: Sequence[str], graph: str) -> None:
             raise PlanError(f"graph {graph!r}: the driver has no input {name!r}{nearest(name, known)}")
 
 
-def write_step(inputs: Arrays, batch: Sequence[Live], depth: Mapping[int, int], table: np.ndarray) -> None:
-    """Fill a decode step's inputs: a row per slot, -1 where nobody is. ``depth``: by slot. ``table``: block table."""
-    for array in inputs.values():
-        array.fill(-1)
+def write_step(
+    inputs: Arrays, batch: Sequence[Live], depth: Mapping[int, int], table: np.ndarray, everyone: bool = True
+) -> None:
+    """Fill a decode step's inputs: a row per slot, -1 where nobody is. ``depth``: by slot. ``table``: block table.
+    ``everyone``: whether all need the history, or only who samples by it."""
+    for name, array in inputs.items():
+        if name not in (HISTORY, SAMPLING):  # the wide ones
+            array.fill(-1)
+    write_sampling(inputs, batch, everyone)
     for live in batch:
         n = live.slot.index
         values = {"tail": live.tokens[-1], "position": len(live.tokens) - 1, "depth": depth[n]}
@@ -39,8 +45,6 @@ def write_step(inputs: Arrays, batch: Sequence[Live], depth: Mapping[int, int], 
         for name, value in values.items():
             if name in inputs:
                 inputs[name][n] = value
-        if "history" in inputs:
-            inputs["history"][n, : len(live.tokens)] = live.tokens
     if "num_recent" in inputs:
         np.maximum(inputs["num_recent"], 0, out=inputs["num_recent"])
     inputs["pages"][:] = table

@@ -173,7 +173,7 @@ class Pipeline:
         p = self.prepared
         observer = self.observers.of(group)
         policy = depth_policy(p) if p.sizes.adaptive else None
-        return Engine(p.graph, p.prefill, p.compiler, runtime, p.settings.max_waiting, observer, policy)
+        return Engine(p.graph, p.prefill, p.compiler, runtime, p.settings.max_waiting, observer, policy, self.text)
 
     @property
     def engine(self) -> Engine:

@@ -39,14 +39,14 @@ class Recovery:
             one.strikes = 0
         for one in live:
             if not any(one is other for other in batch):
-                one.cached = False
+                one.lose()
         if self._suspects:
             self._suspects.pop(0)
 
     def failed(self, error: StageError | WorkerError, batch: Sequence[Live], live: Sequence[Live]) -> list[Live]:
         """A call of ``batch`` failed, and workers that died run again. Returns who has failed for good."""
         for one in live:
-            one.cached = False
+            one.lose()
         dead = isinstance(error, WorkerError)
         self._deaths += dead
         if len(batch) == 1:

@@ -14,7 +14,7 @@ import zmq
 from draftline.graph.errors import WorkerLostError
 
 from .engine import Engine
-from .request import Listener, Live, Output, Request, check
+from .request import Listener, Live, Output, Request
 from .running import Flow, Pending
 
 LOOK = 0.25
@@ -96,7 +96,7 @@ def generate(engines: Sequence[Engine], requests: Sequence[Request], listen: Lis
     left.
     """
     for i, request in enumerate(requests):
-        check(request, engines[0].shape.vocab_size, engines[0].sizes.max_model_len, f"prompt {i + 1}")
+        engines[0].check(request, f"prompt {i + 1}")
     todo, done, crew = deque(enumerate(requests)), [], Crew(engines)
     try:
         while todo or crew.num_unfinished:

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from draftline.graph.errors import RequestError
 from draftline.stages.sampling.params import GREEDY, SamplingParams, TokenLogprobs
 
 from .adaptive import Evidence
+from .ranges import check_sampling
 from .slots import Slot
+from .stopping import StopStrings
 
 FinishReason = Literal["stop", "length", "context", "error", "abort"]
 """``stop``: an end-of-sequence token, a stop token or a stop string. ``length``: max_new_tokens. ``context``:
@@ -61,6 +65,9 @@ def check(request: Request, vocab_size: int, max_len: int, where: str = "prompt"
     k = request.num_speculative_tokens
     if k is not None and k < 0:
         raise RequestError(f"{where}: num_speculative_tokens is {k}; 0 or more is wanted")
+    check_sampling(request.sampling, request.max_new_tokens, vocab_size, where)
+    if any(not isinstance(s, str) or not s for s in request.stop):
+        raise RequestError(f"{where}: stop is {request.stop!r}; strings of at least one character are wanted")
 
 
 @dataclass
@@ -127,16 +134,26 @@ NOWHERE = Slot(-1, 0)
 class Live:
     """A request that waits or runs, with its journal: ``tokens`` are the prompt and what was committed.
 
-    ``cached``: the caches hold all rows before the tail. ``num_recent``: how many of the last tokens the
+    ``cached``: the caches hold all rows before the tail, ``filled``: how many they hold until then. ``arrival``: when
+    it came, counted. Its part in prefix caching (``prefix.py``): ``keys`` of its pages, how many are ``published``, the
+    rings to ``restore``, the rows that it ``shared``. ``num_recent``: how many of the last tokens the
     drafter is given in its next step, ``seen``: how many rows of its cache are right, see ``catch_up.py``. ``drafts``:
     of the last step, of which ``accepted`` stood. ``strikes``: failures while it ran alone. ``evidence``: what adaptive
-    depth knows of its drafts. ``cancelled``: nobody wants it any more; the next step begins without it."""
+    depth knows of its drafts. ``cancelled``: nobody wants it any more; the next step begins without it. ``words``: its
+    sampling parameters as a step is told them, None if greedy. ``stops``: looks for its stop strings."""
 
     index: int
     request: Request
     tokens: list[int]
     slot: Slot = NOWHERE
     cached: bool = False
+    filled: int = 0
+    arrival: int = 0
+    keys: tuple[bytes, ...] = ()
+    published: int = 0
+    restore: int = -1
+    shared: int = 0
+    preemptions: int = 0
     num_recent: int = 0
     seen: int = 0
     drafts: int = 0
@@ -151,6 +168,12 @@ class Live:
     cancelled: bool = False
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    words: np.ndarray | None = None
+    stops: StopStrings | None = None
+
+    def lose(self) -> None:
+        """Its rows have to be computed again."""
+        self.cached, self.filled = False, 0
 
     @property
     def made(self) -> int:

@@ -31,6 +31,9 @@ DEFAULTS: Mapping[str, Any] = {
     "capture": "eager",
     "prefill_tile": 64,
     "page_size": 0,  # 0: the smallest multiple of the model's compression ratios that is at least 64
+    "max_num_batched_tokens": 512,
+    "num_pages": 0,  # 0: enough for all slots to be full at once, so that nobody is ever preempted
+    "prefix_caching": True,
     "max_new_tokens": 128,
     "runtime": "inline",
     "threads": 0,  # 0: by the model's size, see threads.py
@@ -42,10 +45,20 @@ DEFAULTS: Mapping[str, Any] = {
     "start_timeout": 120.0,
 }
 
+SNAPSHOTS_PER_SLOT = 4
+"""Rings kept for shared prefixes, for each slot: a sliding window costs more than a page, so few ends are kept."""
+
 AUTO = 7
 """The most drafts of adaptive depth where nobody says: with the tail, one chunk of eight rows."""
 
-_LEAST = {"num_speculative_tokens": 0, "page_size": 0, "max_restarts": 0, "max_waiting": 0, "threads": 0}
+_LEAST = {
+    "num_speculative_tokens": 0,
+    "page_size": 0,
+    "max_restarts": 0,
+    "max_waiting": 0,
+    "threads": 0,
+    "num_pages": 0,
+}
 """Smallest value of an integer setting where that is not 1."""
 
 
@@ -85,6 +98,9 @@ class Settings:
     capture: str
     prefill_tile: int
     page_size: int
+    max_num_batched_tokens: int
+    num_pages: int
+    prefix_caching: bool
     max_new_tokens: int
     runtime: str
     threads: int
@@ -143,6 +159,13 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
     if page == 0:
         unit = math.lcm(*shape.ratios)
         page = unit * -(-64 // unit)
+    rings = shape.rings or (settings.num_speculative_tokens > 0 and shape.num_mtp_layers > 0)
+    pages = -(-length // page)
+    if 0 < settings.num_pages < pages:
+        raise UsageError(
+            f"num_pages is {settings.num_pages}; a request of max_model_len={length} alone takes {pages} pages of"
+            f" {page} positions"
+        )
     return Sizes(
         num_speculative_tokens=settings.num_speculative_tokens,
         tile=settings.tile,
@@ -157,4 +180,8 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         stage_timeout=float(settings.stage_timeout),
         adaptive=settings.adaptive,
         capture=settings.capture,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_pages=settings.num_pages,
+        prefix_caching=settings.prefix_caching,
+        snapshots=SNAPSHOTS_PER_SLOT * settings.max_num_seqs if rings else 0,
     )

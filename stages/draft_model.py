@@ -15,6 +15,7 @@ from draftline.graph.core import Port, Signature
 
 from .core import Call, Inputs, StageContext
 from .models.core import Rows
+from .prefill import kept_rings
 
 
 class DraftModel:
@@ -83,6 +84,8 @@ class PrefillDraftModel:
             Port("positions", ("P",), "int64"),
             Port("slots", ("P",), "int64"),
             Port("pages", ("N", "G"), "int64"),
+            Port("restore", ("N",), "int64", optional=True),
+            Port("keep", ("N",), "int64", optional=True),
         ),
         outputs=(Port("rows", (1,), "int64"),),
         uses=("draft_model",),
@@ -93,5 +96,6 @@ class PrefillDraftModel:
 
     def __call__(self, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
         tokens, positions, slots, pages = (inputs[k] for k in ("tokens", "positions", "slots", "pages"))
-        self._model.forward(Rows(tokens.clamp(min=0), positions, slots, pages))
+        with kept_rings(self._model, inputs):
+            self._model.forward(Rows(tokens.clamp(min=0), positions, slots, pages))
         outputs["rows"].copy_((slots >= 0).sum().view(1))

@@ -62,6 +62,10 @@ class DraftMtp:
             slots = torch.where(drafting, self._slots, -1)
             last = self._drafter.forward(Rows(token, at, slots, self._no_pages), hidden)
         outputs["hidden"].copy_(last)
+        self._propose(last, call, inputs, outputs)
+
+    def _propose(self, last: Tensor, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
+        """A draft per slot from the drafter's streams [N, H, D]."""
         outputs["token"].copy_(self._drafter.greedy(last))
 
     def _catch_up(self, position: Tensor, depth: Tensor, inputs: Inputs) -> Tensor:

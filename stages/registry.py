@@ -16,17 +16,20 @@ from .commit import Commit
 from .draft_model import DraftModel, PrefillDraftModel
 from .draft_mtp import DraftMtp
 from .draft_ngram import DraftNgram
+from .draft_sampled import DraftMtpSampled
 from .pad import Pad
 from .prefill import PrefillDraft, PrefillTarget
-from .verify import Verify
+from .verify import Verify, VerifyRejection
 
 BUILTIN: Mapping[str, type[Any]] = MappingProxyType(
     {
         "draft.mtp": DraftMtp,
+        "draft.mtp_sampled": DraftMtpSampled,
         "draft.model": DraftModel,
         "draft.ngram": DraftNgram,
         "pad": Pad,
         "verify": Verify,
+        "verify.rejection": VerifyRejection,
         "accept.greedy": AcceptGreedy,
         "commit": Commit,
         "prefill.target": PrefillTarget,

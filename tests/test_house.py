@@ -63,7 +63,7 @@ def test_no_network_and_no_pickle(folder):
     for path in sources(folder):
         for name in imports(path, folder):
             allowed = AUDITED.get(path, set())
-            assert name.split(".")[0] not in NETWORK | UNSAFE - allowed, f"{path.relative_to(ROOT)} imports {name}"
+            assert name.split(".")[0] not in (NETWORK | UNSAFE) - allowed, f"{path.relative_to(ROOT)} imports {name}"
             assert name not in ("torch.hub", "torch.load"), path
         assert "eval(" not in path.read_text("utf-8").replace("literal_eval(", ""), path
 

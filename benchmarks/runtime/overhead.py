@@ -75,7 +75,7 @@ def measure(k: int, requests: int, steps: int) -> list[dict[str, Any]]:
             outside[name].append(wall[name][-1] - covered(spans_of(pipeline)))
         if any(p.engine.num_unfinished < requests for p in pipelines.values()):
             break
-    journals = {name: [live.tokens for live in p.engine._live.values()] for name, p in pipelines.items()}
+    journals = {name: [live.tokens for live in p.engine.scheduler.live.values()] for name, p in pipelines.items()}
     assert all(tokens == journals["inline"] for tokens in journals.values()), "a runtime changed a token"
     rows = []
     for name, pipeline in pipelines.items():

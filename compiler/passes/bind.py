@@ -67,6 +67,8 @@ def graph_dims(deployment: Deployment) -> dict[str, int]:
         "L": deployment.max_model_len,
         "G": -(-deployment.max_model_len // deployment.page_size),
         "P": deployment.prefill_tile,
+        "Q": deployment.sampling_words,
+        "Y": deployment.max_logprobs + 1,
     }
     for symbol, value in deployment.model_dims:
         if symbol in dims or symbol in LATE:

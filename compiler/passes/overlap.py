@@ -37,6 +37,7 @@ class Overlap:
         drafts = _drafts(ir, window)
         if not drafts or drafts[0].device in {op.device for op in ir.ops if op.chunk or op.per_wave}:
             return ir
+        _check_readers(ir, drafts)
         ops = _narrow_readers(ir, window)
         at = ops.index(window)
         ops[at : at + 1] = _parts(ir, window)
@@ -52,6 +53,18 @@ def _drafts(ir: IR, window: Op) -> list[Op]:
         return []
     found = [op for op in ir.ops if view.buffer in op.writes()]
     return found if len(found) > 1 else []
+
+
+def _check_readers(ir: IR, drafts: list[Op]) -> None:
+    """Raise PlanError if a chunk needs more of the drafts than their columns of the window."""
+    made = {name for op in drafts for name in op.writes()}
+    for op in ir.ops:
+        port = next((p for p, v in op.inputs if op.width and v is not None and v.buffer in made), None)
+        if port is not None:
+            raise PlanError(
+                f"{op.name}.{port} reads what all drafts have left, so {op.stage!r} cannot begin before the last of them:"
+                " there is nothing to overlap; use --no-overlap (settings.overlap)"
+            )
 
 
 def _ahead(ir: IR, op: Op, port: str) -> int | None:

@@ -5,6 +5,7 @@ Knows: status codes, types, how pydantic and the error tree map onto them. Does 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from draftline.graph.errors import CapacityError, DraftlineError, RequestError, WorkerError, nearest
+from draftline.stages.sampling.params import SamplingParams
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 RETRY = MappingProxyType({"Retry-After": "1"})
@@ -58,7 +60,9 @@ def unavailable(message: str, code: str, headers: Mapping[str, str] = NO_HEADERS
 def of(error: DraftlineError) -> HttpError:
     """An error of the tree as HTTP says it."""
     if isinstance(error, RequestError):
-        return HttpError(400, str(error), param="prompt")
+        named = re.match(r"prompt: (\w+) ", str(error))
+        param = named[1] if named and named[1] in SamplingParams.__dataclass_fields__ else "prompt"
+        return HttpError(400, str(error), param=param)
     if isinstance(error, CapacityError):
         return HttpError(429, str(error), kind="rate_limit_error", code="over_capacity", headers=RETRY)
     if isinstance(error, WorkerError):

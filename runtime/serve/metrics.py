@@ -69,6 +69,16 @@ class ServeMetrics:
         free = sum(e.num_free_pages for e in engines)
         yield self._gauge("num_requests_running", "Requests that decode", running)
         yield self._gauge("num_requests_waiting", "Requests that wait for a slot", waiting)
+        schedulers = [e.scheduler for e in engines]
+        usages = [s.prefix.usage for s in schedulers if s.prefix is not None]
+        for name, says, count in (
+            ("num_preemptions", "Times that a request gave its pages back", sum(s.preemptions for s in schedulers)),
+            ("prefix_cache_queries", "Prompt tokens looked up", sum(u.queries for u in usages)),
+            ("prefix_cache_hits", "Prompt tokens found", sum(u.hits for u in usages)),
+        ):
+            family = CounterMetricFamily(PREFIX + name, says, labels=("model_name", "engine"))
+            family.add_metric(self._labels, count)
+            yield family
         yield self._gauge(
             "kv_cache_usage_perc", "Share of cache pages in use, 0 to 1", 1 - free / pages if pages else 0.0
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from draftline.stages.sampling.params import TokenLogprobs
 
 from ..request import Output
+from ..stopping import first
 from ..text import Text
 from .jobs import Job
 
@@ -35,48 +36,36 @@ class Piece:
 
 
 class Joiner:
-    """Feed a job's tokens, get pieces; ``ended`` once a stop string is there or the engine says so."""
+    """Feed a job's tokens, get pieces, the last with ``finish``.
+
+    The engine looks for stop strings too, and ends the request at the token that completes one; but it does not see the
+    text of special tokens, which a client may have asked for."""
 
     def __init__(self, job: Job, text: Text) -> None:
         self._job, self._stops = job, job.request.stop
         self._stream = text.stream(skip_special_tokens=job.skip)
         self._held = ""
         self.tokens = 0
-        self.ended = False
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> Piece:
         """The piece of these tokens; those behind a stop string do not count."""
         out = ""
         for n, token in enumerate(ids, 1):
             self.tokens += 1
+            known = len(self._held)
             self._held += self._stream.feed((token,))
-            if self._stops and self.tokens >= self._job.request.sampling.min_tokens:
-                found = self._found()
-                if found is not None:
-                    self.ended = True
-                    text, stop = found
-                    return Piece(self._job.index, out + text, self.tokens, tuple(logprobs[:n]), "stop", stop)
+            counts = self._stops and self.tokens > self._job.request.sampling.min_tokens
+            if counts and (found := first(self._held, self._stops, known)):
+                at, stop = found
+                text = out + self._held[: at + len(stop) * self._job.joined]
+                return Piece(self._job.index, text, self.tokens, tuple(logprobs[:n]), "stop", stop)
             out += self._certain()
         return Piece(self._job.index, out, self.tokens, tuple(logprobs))
 
     def finish(self, output: Output) -> Piece:
         """The last piece: what is still held, and why the choice ended."""
-        self.ended = True
-        self._held += self._stream.flush()
-        reason, stop = FINISH[output.finish_reason], output.stop_reason
-        found = self._found() if self._stops and self.tokens >= self._job.request.sampling.min_tokens else None
-        if found is not None:
-            return Piece(self._job.index, found[0], self.tokens, (), "stop", found[1])
-        return Piece(self._job.index, self._held, self.tokens, (), reason, stop)
-
-    def _found(self) -> tuple[str, str] | None:
-        """The text up to the first stop string, and which it is; of several at one place the longest counts."""
-        at = {stop: self._held.find(stop) for stop in self._stops}
-        hits = [(place, -len(stop), stop) for stop, place in at.items() if place >= 0]
-        if not hits:
-            return None
-        place, _, stop = min(hits)
-        return self._held[: place + len(stop) * self._job.joined], stop
+        rest = self._held + self._stream.flush()
+        return Piece(self._job.index, rest, self.tokens, (), FINISH[output.finish_reason], output.stop_reason)
 
     def _certain(self) -> str:
         """Cut off and return the held text that cannot be the beginning of a stop string."""

@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from draftline.stages.sampling.params import MAX_LOGPROBS
+
 MAX_CHOICES = 128
 """Most sequences of one HTTP request: prompts times ``n``."""
-MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_LIST = 1024
 """Most entries of logit_bias, stop_token_ids and bad_words."""

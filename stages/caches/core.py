@@ -24,7 +24,8 @@ class Geometry:
     """Static sizes of a deployment's caches.
 
     slots: requests at once. max_len: positions of a request. page_size: positions per page. num_pages: pages
-    in the pool. in_flight: the most rows of one request that a call, or a step's window, may write ahead.
+    in the pool. in_flight: the most rows of one request that a call, or a step's window, may write ahead. snapshots:
+    places in which the rings of a slot can be kept for whoever has the same prefix later.
     """
 
     slots: int
@@ -32,10 +33,16 @@ class Geometry:
     page_size: int
     num_pages: int
     in_flight: int
+    snapshots: int = 0
 
     @property
     def pages_per_slot(self) -> int:
         return -(-self.max_len // self.page_size)
+
+    @property
+    def ring_slots(self) -> int:
+        """Rings of a ring cache: one per slot, then one per snapshot."""
+        return self.slots + self.snapshots
 
 
 def allocate(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -61,6 +68,16 @@ def ring_length(window: int, geometry: Geometry) -> int:
 def ring_index(slots: Tensor, positions: Tensor, length: int) -> Tensor:
     """Flat ring index; -1 where the slot or the position is negative. Shapes broadcast."""
     return torch.where((slots < 0) | (positions < 0), -1, slots * length + positions % length)
+
+
+def copy_rings(ring: Tensor, length: int, source: Tensor, target: Tensor) -> None:
+    """Copy whole rings: ``source`` [N] to ``target`` [N], numbers of rings; -1 in either copies nothing. A ring's rows
+    are where their positions say, so they mean the same in any ring."""
+    column = torch.arange(length, device=ring.device)
+    moves = (source >= 0) & (target >= 0)
+    taken = torch.where(moves, source, 0)[:, None] * length + column
+    put = torch.where(moves[:, None], target[:, None] * length + column, ring.shape[0] - 1)
+    ring.index_copy_(0, put.flatten(), ring[taken.flatten()])
 
 
 def entries_per_page(page_size: int, ratio: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,10 @@ class Rows:
     pages: Tensor
 
 
+Ring = tuple[Tensor, int]
+"""A ring cache [ring_slots · length + 2, width] and its length; see caches.core."""
+
+
 class Target(Protocol):
     """The model whose tokens count, with its caches."""
 
@@ -33,6 +37,10 @@ class Target(Protocol):
     hidden_size: int
     """D."""
     vocab_size: int
+
+    @property
+    def rings(self) -> Sequence[Ring]:
+        """Its ring caches; none where all caches are paged."""
 
     def forward(self, rows: Rows) -> Tensor:
         """Write the rows' cache entries and give their residual streams [R, H, D] before the head."""
@@ -46,6 +54,13 @@ class Target(Protocol):
 
 class Drafter(Protocol):
     """A model that drafts from the target's streams, with its own cache."""
+
+    vocab: Tensor | None
+    """Of a draft vocabulary of its own: the target's id of each of its V' tokens, [V'] int64."""
+
+    @property
+    def rings(self) -> Sequence[Ring]:
+        """Its ring caches."""
 
     def forward(self, rows: Rows, hidden: Tensor) -> Tensor:
         """Rows whose token is the one *after* their position, and the streams [R, H, D] at that position,
@@ -74,6 +89,8 @@ class Shape:
     slot_per_row: bool = False
     """Whether the kernels take a slot and a position for each row of a call, so that rows of any requests may stand
     side by side in it (layout ``packed T``)."""
+    rings: bool = False
+    """Whether the target keeps some of its cache in rings, one per slot, beside the pages."""
 
 
 @dataclass(frozen=True)

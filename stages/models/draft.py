@@ -18,7 +18,7 @@ class _Within:
 
     def __init__(self, model: Target, vocab_size: int) -> None:
         self._model, self.vocab_size = model, vocab_size
-        self.num_streams, self.hidden_size = model.num_streams, model.hidden_size
+        self.num_streams, self.hidden_size, self.rings = model.num_streams, model.hidden_size, model.rings
 
     def forward(self, rows: Rows) -> Tensor:
         """As the model's own."""

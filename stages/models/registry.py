@@ -76,7 +76,8 @@ def read_shape(files: ModelFiles) -> Shape:
     if files.draft_model is not None:
         draft = read_shape(ModelFiles(files.draft_model))
         ratios = tuple(dict.fromkeys((*shape.ratios, *draft.ratios)))
-        shape = replace(shape, max_len=min(shape.max_len, draft.max_len), ratios=ratios)
+        rings = shape.rings or draft.rings
+        shape = replace(shape, max_len=min(shape.max_len, draft.max_len), ratios=ratios, rings=rings)
     return shape
 
 

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler. Knows: values and their ranges. Does not know: logits, requests, HTTP.
+"""What a request asks of the sampler. Knows: values and what they need. Does not know: logits, requests, HTTP.
 
 Names and defaults are vLLM's and OpenAI's, but for ``temperature``, which is 0 (greedy) unless somebody asks.
 """
@@ -6,6 +6,9 @@ Names and defaults are vLLM's and OpenAI's, but for ``temperature``, which is 0 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+MAX_LOGPROBS = 20
+"""Most likely tokens that a request may ask for with each of its own; vLLM's and OpenAI's limit."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,9 @@ class SamplingParams:
     ``min_p`` in [0, 1]: of the likeliest token's probability. ``seed``: counter-based randomness, so the same seed
     gives the same tokens whatever the batch, the runtime or a retry. ``repetition_penalty`` above 0, over prompt and
     output; ``presence_penalty`` and ``frequency_penalty`` in [-2, 2], over the output. ``logit_bias``: (token, bias)
-    pairs. ``min_tokens``: end-of-sequence and ``stop_token_ids`` cannot come before as many. ``bad_words``: token sequences
-    that are never completed. ``logprobs``: None for none, n for those of the n likeliest tokens beside the chosen one,
-    by the model's own logits."""
+    pairs. ``min_tokens``: end-of-sequence and ``stop_token_ids`` cannot come before as many. ``bad_words``: token
+    sequences that are never completed. ``logprobs``: None for none, n for those of the n likeliest tokens beside the
+    chosen one, by the model's own logits."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -33,6 +36,22 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens that came before change a token's score."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the target's likeliest token is all that is wanted."""
+        changed = self.penalised or self.logit_bias or self.min_tokens or self.bad_words
+        return self.temperature == 0 and not changed and self.logprobs is None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the tokens before the tail must be known."""
+        return self.penalised or any(len(word) > 1 for word in self.bad_words)
 
 
 GREEDY = SamplingParams()

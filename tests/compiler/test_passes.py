@@ -19,7 +19,7 @@ def op(ir, name) -> Op:
 
 def test_bind_gives_symbols_and_options():
     ir = ir_after("bind", 3)
-    assert dict(ir.dims) == {"N": 8, "K": 3, "M": 41, "L": 1024, "G": 16, "P": 32, "H": 2, "D": 16}
+    assert dict(ir.dims) == {"N": 8, "K": 3, "M": 41, "L": 1024, "G": 16, "P": 32, "H": 2, "D": 16, "Q": 1024, "Y": 21}
     assert {s.node: s.options for s in ir.stages}["draft"] == (("temperature", 0.0),)
     assert [s.node for s in ir.stages] == ["draft", "pad", "check.verify", "check.accept", "commit"]
 

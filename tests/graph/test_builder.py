@@ -18,11 +18,22 @@ def chunk_body() -> Graph:
     positions, depth = g.input("positions", ["N", "S"], "int64"), g.input("depth", ["N"], "int64")
     pages, live = g.input("pages", ["N", "G"], "int64"), g.input("live", ["N"], "bool")
     accepted = g.input("accepted", ["N"], "int64")
-    verify = g.stage("verify", tokens=tokens, positions=positions, pages=pages, live=live)
+    history, sampling = (g.input(n, ["N", d], "int64", optional=True) for n, d in (("history", "L"), ("sampling", "Q")))
+    verify = g.stage(
+        "verify",
+        tokens=tokens,
+        positions=positions,
+        pages=pages,
+        live=live,
+        history=history,
+        sampling=sampling,
+        window=window,
+    )
     accept = g.stage(
         "accept.greedy", window=window, predicted=verify.predicted, depth=depth, live=live, accepted=accepted
     )
     g.output(predicted=verify.predicted, streams=verify.streams, live=accept.live, accepted=accept.accepted)
+    g.output(logprob_ids=verify.logprob_ids, logprobs=verify.logprobs)
     return g.build()
 
 
@@ -30,7 +41,8 @@ def mtp() -> Graph:
     g = GraphBuilder("mtp", prefill="prefill-mtp.yaml")
     tail, position, depth = (g.input(name, ["N"], "int64") for name in ("tail", "position", "depth"))
     recent, num = g.input("recent", ["N", "M"], "int64"), g.input("num_recent", ["N"], "int64")
-    pages, streams = g.input("pages", ["N", "G"], "int64"), g.input("streams", ["N", "M", "H", "D"], "model")
+    pages, history = g.input("pages", ["N", "G"], "int64"), g.input("history", ["N", "L"], "int64")
+    sampling, streams = g.input("sampling", ["N", "Q"], "int64"), g.input("streams", ["N", "M", "H", "D"], "model")
     draft = g.stage(
         "draft.mtp",
         repeat="K",
@@ -48,12 +60,19 @@ def mtp() -> Graph:
         chunk_body(),
         each=["tokens", "positions"],
         carry={"live": "live", "accepted": "accepted"},
-        collect={"predicted": "predicted", "streams": "streams"},
+        collect={
+            "predicted": "predicted",
+            "streams": "streams",
+            "logprob_ids": "logprob_ids",
+            "logprobs": "logprobs",
+        },
         window=pad.window,
         tokens=pad.window,
         positions=pad["positions"],
         depth=depth,
         pages=pages,
+        history=history,
+        sampling=sampling,
         live=pad.live,
         accepted=pad.accepted,
     )
@@ -68,6 +87,7 @@ def mtp() -> Graph:
         num_recent=num,
     )
     g.output(tokens=commit.tokens, count=commit.count, accepted=check.accepted)
+    g.output(logprob_ids=check.logprob_ids, logprobs=check.logprobs)
     g.state(streams=commit.streams)
     g.settings(model="tiny-v4", num_speculative_tokens=3, tile=8, max_num_seqs=8, max_model_len=1024, dtype="fp32")
     return g.build()

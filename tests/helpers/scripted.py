@@ -29,6 +29,7 @@ class Scripted:
     num_streams: int = 1
     hidden_size: int = 2
     vocab_size: int = VOCAB
+    vocab: None = None
     calls: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """Per call, the (slot, position, token) of its real rows."""
 

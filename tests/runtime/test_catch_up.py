@@ -74,8 +74,8 @@ def assert_catches_up(engine: Engine, text: list[int]) -> None:
     fresh_model = tiny_model(engine.sizes)
     fresh = engine_of(fresh_model, engine.sizes)
     fresh.add(0, Request(tuple(text), 1, ignore_eos=True))
-    fresh._admit()
-    drive(fresh._fill(list(fresh._live.values())))
+    fresh.admit()
+    drive(fresh._filling.fill(fresh.scheduler.by_arrival, len(text)))
     size, done = ring_length(8, fresh_model.geometry), len(text)
     rows = [q % size for q in range(done - 1 - 8, done - 1)]  # all that the next draft can read
     got, want = engine.runtime.model.drafter.cache.window[rows], fresh_model.drafter.cache.window[rows]
@@ -112,7 +112,7 @@ def test_drafter_cache_holds_the_truth_after_steps_without_drafts(schedule):
     for _ in range(3 * len(schedule)):
         engine.step()
     policy.depths = iter([k])
-    [live] = engine._live.values()
+    [live] = engine.scheduler.live.values()
     assert not engine._catch_up.behind(live)
     # Brought up to date in one call, by rows that waited for it.
     assert_catches_up(engine, [*p, *engine.journal(0)])
@@ -152,13 +152,12 @@ def test_drafter_cache_holds_the_truth_after_more_steps_than_can_wait(gap):
     depth, engine._depth = engine._depth, lambda live: 0
     for _ in range(gap):
         engine.step()
-    drive(engine._fill_missed(engine._live.values()))  # nobody drafts: nothing is done
     engine._depth = depth
-    [live] = engine._live.values()
+    [live] = engine.scheduler.live.values()
     assert engine._catch_up.behind(live)
     caches = [t for layer in model.target.caches for t in vars(layer).values() if t is not None]
     before = [t.clone() for t in caches]
-    drive(engine._fill_missed([live]))
+    drive(engine._filling.fill_missed([live]))
     real = slice(None, -1)  # the last row takes what pad rows write
     assert all(torch.equal(a[real], b[real]) for a, b in zip(caches, before, strict=True))
     assert not engine._catch_up.behind(live)

@@ -134,8 +134,8 @@ def test_drafts_are_what_the_draft_model_says_in_transformers(k):
         model.draft_model.greedy = lambda x, g=greedy, d=drafted: (best := g(x), d.append(int(best)))[0]
         tokens, made = prompt(17), 0
         engine.add(0, Request(tuple(tokens), 12, ignore_eos=True))
-        engine._admit()
-        [live] = engine._live.values()
+        engine.admit()
+        [live] = engine.scheduler.live.values()
         while engine.num_unfinished:
             depth = min(k, 12 - made - 1)
             wanted, truth = goes_on(oracle, tokens, depth), goes_on(theirs, tokens, depth + 1)
@@ -246,8 +246,8 @@ def test_caches_that_are_lost_are_filled_for_both_models():
     for one in (model.target, model.draft_model):
         for cache in one.caches:
             cache.keys.zero_(), cache.values.zero_()
-    for live in engine._live.values():
-        live.cached = False
+    for live in engine.scheduler.live.values():
+        live.lose()
     outputs: list[Output] = []
     while engine.num_unfinished:
         outputs += engine.step()

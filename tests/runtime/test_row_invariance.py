@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 import torch
 from engines import SIZES, engine_of, run, tiny_model
+from recorder import Recorder
 from test_lossless import DTYPES, prompt
 
 from draftline.compiler.plan import Kinds
@@ -33,26 +33,6 @@ def _two_threads(_threads) -> None:
     torch.set_num_threads(2)
 
 
-class Recorder:
-    """Keeps the logits of every (request prefix, position) row that a wave scored."""
-
-    def __init__(self, target: DeepseekV4Target) -> None:
-        self._target, self._forward, self._logits = target, target.forward, target.logits
-        self.rows: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
-        target.forward, target.logits = self.forward, self.logits  # type: ignore[method-assign]
-
-    def forward(self, rows: Rows) -> torch.Tensor:
-        self._rows = rows
-        return self._forward(rows)
-
-    def logits(self, streams: torch.Tensor) -> torch.Tensor:
-        out = self._logits(streams)
-        for i, (slot, position) in enumerate(zip(self._rows.slots, self._rows.positions, strict=True)):
-            if slot >= 0:
-                self.rows[int(slot), int(position)].append((int(self._rows.tokens[i]), out[i].clone()))  # type: ignore[arg-type]
-        return out
-
-
 def recorded(k: int, tile: int, dtype: str, order: list[int], max_num_seqs: int, layouts: Kinds = "bxs"):
     """Logits by (prompt, position) of one run."""
     sizes = replace(SIZES, num_speculative_tokens=k, tile=tile, dtype=dtype, max_num_seqs=max_num_seqs, layouts=layouts)
@@ -60,14 +40,14 @@ def recorded(k: int, tile: int, dtype: str, order: list[int], max_num_seqs: int,
     recorder = Recorder(model.target)
     engine = engine_of(model, sizes)
     slots = {}
-    lease = engine._slots.lease
+    lease = engine.scheduler.slots.lease
 
     def follow():
         slot = lease()
         slots[len(slots)] = slot.index
         return slot
 
-    engine._slots.lease = follow  # type: ignore[method-assign]
+    engine.scheduler.slots.lease = follow  # type: ignore[method-assign]
     outputs = run(engine, [PROMPTS[i] for i in order], NEW, ignore_eos=True)
     out = {}
     for place, i in enumerate(order):

@@ -346,7 +346,7 @@ def test_more_than_the_engine_takes_is_refused_and_costs_nothing(clean, truth):
 
 
 def _scheduled(engine):
-    engine._admit()
+    engine.admit()
     return engine.prepare_step()
 
 

@@ -26,6 +26,7 @@ def shape_of(c: Config) -> Shape:
         bos_token_id=c.bos_token_id,
         eos_token_ids=c.eos_token_ids,
         slot_per_row=True,
+        rings=True,
     )
 
 

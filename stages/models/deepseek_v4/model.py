@@ -10,6 +10,7 @@ window writes its entry; a call of eight rows may close two windows of ratio 4.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from draftline.stages.caches import core as cache
 from draftline.stages.caches.core import Geometry
 from draftline.stages.kernels import rope
 from draftline.stages.kernels.attention import index_scores, sink_attention
-from draftline.stages.models.core import Rows
+from draftline.stages.models.core import Ring, Rows
 
 from . import block
 from .config import OVERLAPPED_RATIO, Config
@@ -99,7 +100,7 @@ def allocate_layer(c: Config, ratio: int, g: Geometry, dtype: torch.dtype, devic
     """Static tensors of a layer of this ratio (0: sliding window only)."""
 
     def ring(window: int, width: int) -> Tensor:
-        return cache.allocate(g.slots * cache.ring_length(window, g), width, dtype, device)
+        return cache.allocate(g.ring_slots * cache.ring_length(window, g), width, dtype, device)
 
     def paged(width: int) -> Tensor:
         return cache.allocate(g.num_pages * cache.entries_per_page(g.page_size, ratio), width, dtype, device)
@@ -113,6 +114,14 @@ def allocate_layer(c: Config, ratio: int, g: Geometry, dtype: torch.dtype, devic
         return LayerCache(window, state, entries)
     index_state = ring(ratio * overlap, 2 * overlap * c.index_head_dim)
     return LayerCache(window, state, entries, index_state, paged(c.index_head_dim))
+
+
+def rings(c: Config, own: LayerCache, ratio: int, g: Geometry) -> Iterator[Ring]:
+    """The rings of a layer of this ratio."""
+    yield own.window, cache.ring_length(c.sliding_window, g)
+    for state in (own.state, own.index_state):
+        if state is not None:
+            yield state, cache.ring_length(ratio * c.state_width(ratio), g)
 
 
 def _add_entries(
@@ -190,6 +199,8 @@ class DeepseekV4Target:
         self.config, self.weights, self.geometry = c, w, g
         self.num_streams, self.hidden_size, self.vocab_size = c.hc_mult, c.hidden_size, c.vocab_size
         self.caches = tuple(allocate_layer(c, r, g, dtype, device) for r in c.compress_ratios)
+        by_layer = zip(self.caches, c.compress_ratios, strict=True)
+        self.rings = tuple(ring for own, ratio in by_layer for ring in rings(c, own, ratio, g))
         self._plain, self._scaled = (f.to(device) for f in block.rope_tables(c))
 
     def forward(self, rows: Rows) -> Tensor:
@@ -216,10 +227,13 @@ class DeepseekV4Target:
 class DeepseekV4Drafter:
     """The MTP block with its own ring; shares embedding and head with the target."""
 
+    vocab: Tensor | None = None
+
     def __init__(self, c: Config, w: Weights, g: Geometry, dtype: torch.dtype, device: torch.device) -> None:
         assert w.mtp is not None
         self.config, self.weights, self.mtp, self.geometry = c, w, w.mtp, g
         self.cache = allocate_layer(c, 0, g, dtype, device)
+        self.rings = tuple(rings(c, self.cache, 0, g))
         self._plain = block.rope_tables(c)[0].to(device)
 
     def forward(self, rows: Rows, hidden: Tensor) -> Tensor:

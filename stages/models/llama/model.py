@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftline.stages.caches import core as cache
 from draftline.stages.caches.core import Geometry
-from draftline.stages.models.core import Rows
+from draftline.stages.models.core import Ring, Rows
 
 from . import block
 from .config import Config
@@ -76,6 +76,7 @@ class LlamaTarget:
         self.config, self.weights, self.geometry = c, w, g
         self.num_streams, self.hidden_size, self.vocab_size = 1, c.hidden_size, c.vocab_size
         self.caches = tuple(allocate(c, g, dtype, device) for _ in range(c.num_hidden_layers))
+        self.rings: tuple[Ring, ...] = ()
         freqs, scale = block.rope_table(c)
         self._table = (freqs.to(device), scale)
 

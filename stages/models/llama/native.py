@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftline.stages.caches.core import Geometry
 from draftline.stages.kernels.native.decoder import DecoderStack, Matrices, OutputMatrix, Sizes
-from draftline.stages.models.core import Rows
+from draftline.stages.models.core import Ring, Rows
 
 from . import block
 from .config import Config
@@ -64,6 +64,7 @@ class NativeLlamaTarget:
     def __init__(self, c: Config, w: Weights, g: Geometry, dtype: torch.dtype) -> None:
         self.num_streams, self.hidden_size, self.vocab_size = 1, c.hidden_size, c.vocab_size
         self.caches = tuple(allocate(c, g, dtype, torch.device("cpu")) for _ in range(c.num_hidden_layers))
+        self.rings: tuple[Ring, ...] = ()
         freqs, scale = block.rope_table(c)
         length = g.pages_per_slot * g.page_size
         sizes = stack_sizes(c, scale, length, page_size=g.page_size, pages_per_slot=g.pages_per_slot)

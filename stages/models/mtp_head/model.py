@@ -16,7 +16,7 @@ from torch import Tensor
 from draftline.stages.caches import core as cache
 from draftline.stages.caches.core import Geometry
 from draftline.stages.kernels.norm import rms_norm
-from draftline.stages.models.core import Rows
+from draftline.stages.models.core import Ring, Rows
 from draftline.stages.models.llama import block
 from draftline.stages.models.llama.model import KeyValueCache
 
@@ -33,7 +33,7 @@ def mix(c: HeadConfig, w: HeadWeights, embedding: Tensor, hidden: Tensor) -> Ten
 
 def head_cache_bytes(c: HeadConfig, g: Geometry, dtype: torch.dtype) -> int:
     """Bytes of the head's cache; nothing is allocated."""
-    rows = g.slots * cache.ring_length(c.window, g)
+    rows = g.ring_slots * cache.ring_length(c.window, g)
     return 2 * cache.allocate(rows, c.layer.kv_size, dtype, torch.device("meta")).nbytes
 
 
@@ -51,12 +51,13 @@ class MtpHeadDrafter:
         device: torch.device,
     ) -> None:
         """``embed`` and ``head`` [V, D] are the target's."""
-        self.config, self.weights, self._embed = c, w, embed
+        self.config, self.weights, self.vocab, self._embed = c, w, w.vocab, embed
         self._head = head if w.vocab is None else head[w.vocab].contiguous()
         self._ring = cache.ring_length(c.window, g)
         self.cache = KeyValueCache(
-            *(cache.allocate(g.slots * self._ring, c.layer.kv_size, dtype, device) for _ in range(2))
+            *(cache.allocate(g.ring_slots * self._ring, c.layer.kv_size, dtype, device) for _ in range(2))
         )
+        self.rings: tuple[Ring, ...] = ((self.cache.keys, self._ring), (self.cache.values, self._ring))
         freqs, scale = block.rope_table(c.layer)
         self._table = (freqs.to(device), scale)
         self._back = torch.arange(c.window - 1, -1, -1, device=device)
@@ -86,4 +87,4 @@ class MtpHeadDrafter:
     def greedy(self, streams: Tensor) -> Tensor:
         """The head's streams [R, H, D] to the most likely draft of each row [R]."""
         best = self.logits(streams).argmax(-1)
-        return best if self.weights.vocab is None else self.weights.vocab[best]
+        return best if self.vocab is None else self.vocab[best]

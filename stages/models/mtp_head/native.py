@@ -11,7 +11,7 @@ from torch import Tensor
 from draftline.stages.caches import core as cache
 from draftline.stages.caches.core import Geometry
 from draftline.stages.kernels.native.decoder import DecoderStack, OutputMatrix
-from draftline.stages.models.core import Rows
+from draftline.stages.models.core import Ring, Rows
 from draftline.stages.models.llama import block
 from draftline.stages.models.llama.model import KeyValueCache
 from draftline.stages.models.llama.native import matrices, stack_sizes
@@ -27,9 +27,10 @@ class NativeMtpHeadDrafter:
         self, c: HeadConfig, w: HeadWeights, embed: Tensor, head: Tensor, g: Geometry, dtype: torch.dtype
     ) -> None:
         """``embed`` and ``head`` [V, D] are the target's."""
-        self._vocab, one, ring = w.vocab, c.layer, cache.ring_length(c.window, g)
-        rows = (cache.allocate(g.slots * ring, one.kv_size, dtype, torch.device("cpu")) for _ in range(2))
+        self.vocab, one, ring = w.vocab, c.layer, cache.ring_length(c.window, g)
+        rows = (cache.allocate(g.ring_slots * ring, one.kv_size, dtype, torch.device("cpu")) for _ in range(2))
         self.cache = KeyValueCache(*rows)
+        self.rings: tuple[Ring, ...] = ((self.cache.keys, ring), (self.cache.values, ring))
         freqs, scale = block.rope_table(one)
         sizes = stack_sizes(one, scale, c.window, ring=ring, window=c.window)
         mix = (w.enorm, w.hnorm, w.eh_proj)
@@ -49,4 +50,4 @@ class NativeMtpHeadDrafter:
     def greedy(self, streams: Tensor) -> Tensor:
         """The head's streams [R, H, D] to the most likely draft of each row [R]."""
         best = self._output.best(streams[:, 0])
-        return best if self._vocab is None else self._vocab[best]
+        return best if self.vocab is None else self.vocab[best]

@@ -1,0 +1,105 @@
+"""What ends a request: an end-of-sequence token, a stop token, a stop string, a limit.
+
+Knows: tokens one at a time, text as it becomes certain. Does not know: steps, how many tokens one gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+
+class Stream(Protocol):
+    """An incremental decoder, such as ``text.TextStream``."""
+
+    def feed(self, ids: Sequence[int]) -> str: ...
+
+
+class Decoder(Protocol):
+    """A tokenizer, such as ``text.Text``."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class StopStrings:
+    """Feed a request's new tokens; the token that completes a stop string is told at once."""
+
+    def __init__(self, stream: Stream, stop: Sequence[str], min_tokens: int = 0) -> None:
+        """A string that is complete before there are more than ``min_tokens`` tokens does not count."""
+        self._stream, self._stop, self._left = stream, tuple(stop), min_tokens
+        self._kept = max(map(len, stop)) - 1
+        self._text = ""
+
+    def feed(self, token: int) -> str | None:
+        """The stop string that the token completes: of several the one that begins first, then the first given."""
+        new = self._stream.feed([token])
+        self._left -= 1
+        found = None if self._left >= 0 else first(self._text + new, self._stop, len(self._text))
+        self._text = (self._text + new)[-self._kept :] if self._kept else ""
+        return None if found is None else found[1]
+
+
+def first(text: str, stop: Sequence[str], known: int = 0) -> tuple[int, str] | None:
+    """Where the first stop string begins that ends behind ``known`` characters, and which it is."""
+    found = [(at, i) for i, s in enumerate(stop) if (at := text.find(s, max(0, known - len(s) + 1))) >= 0]
+    if not found:
+        return None
+    at, i = min(found)
+    return at, stop[i]
+
+
+def final_text(decoder: Decoder, token_ids: Sequence[int], stop_reason: int | str | None, include: bool = False) -> str:
+    """The text of a finished request: what comes before the stop string that ended it; ``include``: with that string,
+    and never more. Other ends cut no text."""
+    text = decoder.decode(token_ids)
+    if not isinstance(stop_reason, str):
+        return text
+    # It is the last token that completed it; half a character before that was not text yet.
+    known = len(decoder.decode(token_ids[:-1]).rstrip("\ufffd"))
+    found = first(text, [stop_reason], known)
+    if found is None:
+        return text
+    return text[: found[0] + len(stop_reason) if include else found[0]]
+
+
+class HeldText:
+    """Text of a request that streams: nothing is given out that may turn out to be the beginning of a stop string."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop, self._text = tuple(stop), ""
+
+    def feed(self, new: str) -> str:
+        """What is certain to stay of all that was fed and not given out."""
+        self._text += new
+        held = max((_overlap(self._text, s) for s in self._stop), default=0)
+        out, self._text = self._text[: len(self._text) - held], self._text[len(self._text) - held :]
+        return out
+
+    def end(self, stop_reason: int | str | None, include: bool = False) -> str:
+        """The rest, once the request is over."""
+        out, self._text = self._text, ""
+        if not isinstance(stop_reason, str) or (at := out.find(stop_reason)) < 0:
+            return out
+        return out[: at + len(stop_reason) if include else at]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters from where ``stop`` is in ``text``, or has begun at its end."""
+    at = text.find(stop)
+    if at >= 0:
+        return len(text) - at
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def reasons(
+    new: Sequence[int], eos: Sequence[int], stop_ids: Sequence[int], strings: StopStrings | None
+) -> Iterator[tuple[bool, int | str | None]]:
+    """For each new token whether it stops the request, and the stop reason: None at end-of-sequence, as in vLLM."""
+    for token in new:
+        completed = None if strings is None else strings.feed(token)
+        if token in eos:
+            yield True, None
+        elif token in stop_ids:
+            yield True, token
+        else:
+            yield completed is not None, completed
