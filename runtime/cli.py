@@ -12,85 +12,44 @@ import json
 import logging
 import math
 import os
-import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftline.compiler.cache import default_directory
 from draftline.compiler.compile import PASSES
 from draftline.compiler.explain import dumper, explain
 from draftline.compiler.pictures import emit
 from draftline.graph import pictures
+from draftline.graph.core import Graph
 from draftline.graph.errors import DraftlineError, RequestError, UsageError, WorkerError, WorkerLostError, nearest
 from draftline.graph.yaml import json_schema, load_graph
 
-from . import prompts, speculation
+from . import prompts
 from .costing import STORED
 from .deployment import needs_mtp, uses_drafts
-from .pipeline import Pipeline, Prepared, RunOptions, calibrated, prepare
+from .flags import Parser, add_flags, number, prepared, say
+from .pipeline import Pipeline, Prepared, RunOptions, calibrated
 from .progress import Progress
 from .report import costs_table, json_line, summary
 from .request import Output, Request
-from .settings import AUTO, CAPTURES, KERNELS, LAYOUTS, RUNTIMES
+from .settings import AUTO
 
 PROG = "pipeline-run"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
-        known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        raise UsageError(message + (nearest(unknown[1], known) if unknown else ""))
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = _Parser(prog=PROG, description="Decode text with a declared, compiled decode graph.", allow_abbrev=False)
-    p.add_argument("--version", action="version", version=f"draftline {version('draftline')}")
-    p.add_argument("--graph", default="mtp.yaml", metavar="G", help="a graph file, or the name of a packaged one")
-    p.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a value of the graph file")
-    p.add_argument("--model", metavar="M", help="a model folder, or the name of a packaged one")
-    p.add_argument("--mtp", metavar="DIR", help="the folder of an MTP head for the model, or a packaged head's name")
-    p.add_argument("--draft-model", metavar="DIR", help="the folder or name of a model that drafts (draft-model.yaml)")
+    p = Parser(prog=PROG, description="Decode text with a declared, compiled decode graph.", allow_abbrev=False)
+    add_flags(p)
     p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
     p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
-    p.add_argument(
-        "--num-speculative-tokens", "-K", metavar="K", help="drafts per step; 0: plain; auto, auto:N: chosen"
-    )
-    config = '{"method": M, "num_speculative_tokens": K}, or with "model": DIR'
-    p.add_argument("--speculative-config", metavar="JSON", help=config)
-    p.add_argument("--enable-mtp", action=argparse.BooleanOptionalAction, default=None, help="deprecated: K=1")
-    for flag, meaning in (
-        ("--max-new-tokens", "most tokens per prompt"),
-        ("--max-model-len", "context: prompt and new tokens"),
-        ("--max-num-seqs", "requests decoded at once"),
-        ("--tile", "rows of a verify call"),
-    ):
-        p.add_argument(flag, metavar="N", help=meaning)
-    p.add_argument("--dtype", choices=["fp32", "bf16"])
-    p.add_argument(
-        "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
-    )
-    p.add_argument("--layouts", choices=list(LAYOUTS), help="which compete: every BxS, packed T alone, or any")
-    p.add_argument("--capture", choices=list(CAPTURES), help="inductor: models compiled at start-up by torch.compile")
-    p.add_argument("--runtime", choices=list(RUNTIMES), help="inline: this process; zmq: a process per device")
-    p.add_argument("--threads", metavar="N", help="threads of each process that computes; 0: by the model's size")
-    p.add_argument("--replicas", metavar="N", help="groups of workers, each with caches of its own")
-    p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=None, help="verify while drafting")
-    p.add_argument("--stage-timeout", metavar="SECONDS", help="a stage that runs longer counts as hung")
-    p.add_argument("--start-timeout", metavar="SECONDS", help="until all workers are ready")
-    p.add_argument("--max-restarts", metavar="N", help="times in a row that dead workers are started anew")
-    p.add_argument("--transport", default="ipc", metavar="T", help="ipc, or tcp://HOST with --curve-keys")
-    p.add_argument("--curve-keys", type=Path, metavar="FILE", help="CURVE secret key file for tcp")
+    p.add_argument("--max-new-tokens", metavar="N", help="most tokens per prompt")
     p.add_argument("--trace", type=Path, metavar="OUT.json", help="write a trace for Perfetto or chrome://tracing")
     p.add_argument("--metrics-port", metavar="PORT", help="serve Prometheus metrics on 127.0.0.1")
-    p.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")
     p.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
     p.add_argument("--stream", action="store_true", help="print text as it comes")
     p.add_argument("--json", action="store_true", help="one JSON object per prompt on stdout, nothing else")
@@ -99,10 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--emit", choices=["mermaid", "dot", "json"], help="print the plan for tools and exit")
     p.add_argument("--picture", choices=["text", "mermaid", "dot"], help="print the graph and exit")
     p.add_argument("--schema", action="store_true", help="print the JSON Schema of graph files and exit")
-    p.add_argument("--plan-cache", type=Path, metavar="DIR", help="where compiled plans are kept")
     p.add_argument("--calibrate", action="store_true", help="measure what stages, hops and steps cost here; store it")
-    p.add_argument("--costs", default=STORED, metavar="C", help="stored (default), assumed, or a file of --calibrate")
-    p.add_argument("--no-plan-cache", action="store_true", help="compile afresh and keep nothing")
     return p
 
 
@@ -127,13 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", force=True)
         return run(args)
     except DraftlineError as error:
-        _say(f"{PROG}: error: {error}")
+        say(f"{PROG}: error: {error}")
         return 1 if isinstance(error, WorkerError) else 2
     except KeyboardInterrupt:
-        _say(f"{PROG}: interrupted")
+        say(f"{PROG}: interrupted")
         return 130
     except _Terminated:
-        _say(f"{PROG}: terminated")
+        say(f"{PROG}: terminated")
         return 143
     except BrokenPipeError:
         # The reader went away; what is left must not raise again when the interpreter flushes stdout.
@@ -163,15 +119,15 @@ def run(args: argparse.Namespace) -> int:
         _calibrate(args, len(wanted))
         if not wanted and not args.explain and not args.emit:
             return 0
-    prepared = _prepare(args, len(wanted))
-    shown = _show_plan(args, prepared)
+    ready = _prepare(args, len(wanted))
+    shown = _show_plan(args, ready)
     if not wanted:
         if shown:
             return 0
         raise RequestError("no prompt; give --prompt TEXT or --prompt-file F.jsonl")
     if args.emit:
         return 0
-    return _generate(args, prepared, wanted)
+    return _generate(args, ready, wanted)
 
 
 def _calibrate(args: argparse.Namespace, num_prompts: int) -> None:
@@ -187,49 +143,17 @@ def _calibrate(args: argparse.Namespace, num_prompts: int) -> None:
         done = calibrated(_prepare(args, num_prompts, num_speculative_tokens=depth, max_num_seqs=requests))
         assert done.costs.record is not None
         print(costs_table(done.costs.record), file=to, flush=True)
-        _say(f"{PROG}: stored in {done.costs.path}")
+        say(f"{PROG}: stored in {done.costs.path}")
 
 
 def _prepare(args: argparse.Namespace, num_prompts: int, **more: Any) -> Prepared:
-    wish = speculation.resolve(args, lambda message: _say(f"{PROG}: warning: {message}"))
-    graph = load_graph(args.graph, args.set)
-    if wish.stage is not None and all(node.stage != wish.stage for node in graph.nodes):
-        drafters = ", ".join(n.stage for n in graph.nodes if n.stage.startswith("draft.")) or "none"
-        raise UsageError(
-            f"--speculative-config: the method needs stage {wish.stage!r}, graph {graph.name!r} drafts with: {drafters}"
-        )
-    wishes: dict[str, Any] = {"num_speculative_tokens": wish.k, "draft_model": wish.draft_model}
-    named = ("model", "mtp", "kernels", "layouts", "dtype", "capture", "runtime", "overlap")
-    wishes |= {name: getattr(args, name) for name in named}
-    for name in ("max_restarts", "threads"):
-        wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name), 0)
-    for name in ("stage_timeout", "start_timeout"):
-        wishes[name] = _seconds("--" + name.replace("_", "-"), getattr(args, name))
-    for name in ("max_new_tokens", "max_model_len", "max_num_seqs", "tile", "replicas"):
-        wishes[name] = _integer("--" + name.replace("_", "-"), getattr(args, name))
-    if wishes["max_num_seqs"] is None and num_prompts:
+    def num_seqs(graph: Graph, replicas: int | None) -> int | None:
+        """No more slots than there are prompts."""
         settings = dict(graph.settings)
-        replicas = wishes["replicas"] or settings.get("replicas", 1)
-        wishes["max_num_seqs"] = min(math.ceil(num_prompts / replicas), settings.get("max_num_seqs", 8))
-    cache = None if args.no_plan_cache else args.plan_cache or default_directory()
-    return prepare(graph, source=args.graph, plan_cache=cache, costs=args.costs, **{**wishes, **more})
+        each = math.ceil(num_prompts / (replicas or settings.get("replicas", 1)))
+        return min(each, settings.get("max_num_seqs", 8)) if num_prompts else None
 
-
-def _integer(flag: str, text: str | None, least: int = 1) -> int | None:
-    return None if text is None else _number(flag, text, least)
-
-
-def _number(flag: str, text: str, least: int) -> int:
-    if not text.strip().isdigit() or int(text) < least:
-        raise UsageError(f"{flag} is {text!r}; an integer of {least} or more is wanted")
-    return int(text)
-
-
-def _seconds(flag: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise UsageError(f"{flag} is {text!r}; a number of seconds is wanted") from None
+    return prepared(args, lambda message: say(f"{PROG}: warning: {message}"), num_seqs, **more)
 
 
 def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
@@ -242,17 +166,17 @@ def _show_plan(args: argparse.Namespace, prepared: Prepared) -> bool:
     if args.explain or args.emit:
         plan, report = prepared.plan()
         if report is not None:
-            _say(f"{PROG}: {report}")
+            say(f"{PROG}: {report}")
         print(emit(plan, args.emit) if args.emit else explain(plan), file=to)
     return args.explain or args.emit is not None or args.dump_ir is not None
 
 
 def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[prompts.Prompt]) -> int:
-    port = None if args.metrics_port is None else _number("--metrics-port", args.metrics_port, 0)
+    port = None if args.metrics_port is None else number("--metrics-port", args.metrics_port, 0)
     options = RunOptions(args.trace, port, args.transport, args.curve_keys)
     with Pipeline(prepared, options) as pipeline:
         if pipeline.observers.metrics is not None:
-            _say(f"{PROG}: metrics on http://127.0.0.1:{pipeline.observers.metrics.port}/metrics")
+            say(f"{PROG}: metrics on http://127.0.0.1:{pipeline.observers.metrics.port}/metrics")
         return _decode(args, pipeline, wanted)
 
 
@@ -274,14 +198,14 @@ def _decode(args: argparse.Namespace, pipeline: Pipeline, wanted: Sequence[promp
             print(prompt.text + text, flush=True)
     if not args.json:
         if not args.explain and pipeline.engine.cache_report is not None:
-            _say(f"{PROG}: {pipeline.engine.cache_report}")
+            say(f"{PROG}: {pipeline.engine.cache_report}")
         runtimes = [engine.runtime for engine in pipeline.engines]
         waves, captures = sum(r.totals.waves for r in runtimes), sum(r.captures for r in runtimes)
         summary(outputs, time.perf_counter() - began, waves, captures, sys.stderr)
     failed = [(prompt, output) for prompt, output in zip(wanted, outputs, strict=True) if output.error is not None]
     for prompt, output in failed:
         if lost is None or output.error != str(lost):
-            _say(f"{PROG}: error: {prompt.where}: {output.error}")
+            say(f"{PROG}: error: {prompt.where}: {output.error}")
     if lost is not None:
         raise lost
     return 1 if failed else 0
@@ -295,10 +219,6 @@ def _run(
         return pipeline.run(requests, progress.listen), None
     except WorkerLostError as error:
         return error.outputs, error
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

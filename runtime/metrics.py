@@ -1,4 +1,4 @@
-"""Prometheus metrics of a run, served on 127.0.0.1.
+"""Prometheus metrics of a run, served on 127.0.0.1 or by whoever owns the registry.
 
 Knows: names, the HTTP port. Does not know: where numbers come from.
 
@@ -33,11 +33,11 @@ _WAITS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
 class Metrics:
-    """A registry of its own with its server."""
+    """Metrics in a registry, with a server of their own if there is a ``port``."""
 
-    def __init__(self, port: int) -> None:
-        """Raises UsageError if the port is taken."""
-        self.registry = CollectorRegistry()
+    def __init__(self, port: int | None, registry: CollectorRegistry | None = None) -> None:
+        """Without a ``registry``, in one of their own. Raises UsageError if the port is taken."""
+        self.registry = CollectorRegistry() if registry is None else registry
         self._runtimes: dict[str, Runtime] = {}
 
         def counter(name: str, says: str, *labels: str) -> Counter:
@@ -64,14 +64,14 @@ class Metrics:
         )
         self.registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, HOST, self.registry)
+            self._served = None if port is None else start_http_server(port, HOST, self.registry)
         except (OSError, OverflowError) as error:
             raise UsageError(f"--metrics-port {port}: cannot listen on {HOST}: {error}") from None
 
     @property
     def port(self) -> int:
-        """Where it listens."""
-        return int(self._server.server_port)
+        """Where it listens; 0 if it does not."""
+        return 0 if self._served is None else int(self._served[0].server_port)
 
     def watch(self, group: str, runtime: Runtime) -> None:
         """Serve the runtime's own totals too."""
@@ -87,6 +87,8 @@ class Metrics:
 
     def close(self) -> None:
         """Give the port back. May be called again."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if self._served is not None:
+            server, thread = self._served
+            server.shutdown()
+            server.server_close()
+            thread.join()

@@ -62,6 +62,34 @@ class Observer:
         log.warning("%s", error)
 
 
+class Several(Observer):
+    """Tells each of several observers."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        super().__init__(observers[0].group)
+        self._observers = tuple(observers)
+
+    def admitted(self, live: Live) -> None:
+        for one in self._observers:
+            one.admitted(live)
+
+    def filled(self, runtime: Any, plan: Plan, began: int, rows: Sequence[tuple[Live, int]]) -> None:
+        for one in self._observers:
+            one.filled(runtime, plan, began, rows)
+
+    def stepped(self, runtime: Any, plan: Plan, began: int, batch: Sequence[Live]) -> None:
+        for one in self._observers:
+            one.stepped(runtime, plan, began, batch)
+
+    def finished(self, output: Output, live: Live) -> None:
+        for one in self._observers:
+            one.finished(output, live)
+
+    def failed(self, error: Exception) -> None:
+        for one in self._observers:
+            one.failed(error)
+
+
 def _summary(counts: Counts, seconds: float) -> str:
     rate, steps = counts.tokens / seconds, counts.steps
     return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from draftline.compiler.cache import CacheReport
 from draftline.compiler.capture import backend
@@ -39,6 +40,7 @@ from .costing import NO_COSTS, STORED, Costs, find
 from .deployment import DTYPES, Compiler, Lookup, Sizes, check, check_memory, load, models_of
 from .engine import Engine
 from .inline import InlineRuntime
+from .observe import Observer
 from .observers import Observers
 from .replicas import generate
 from .request import Listener, Output, Request
@@ -59,12 +61,15 @@ COMPILE_TIMEOUT = 1800.0
 @dataclass(frozen=True)
 class RunOptions:
     """What a run leaves behind or listens to. ``trace``: file for a Chrome trace. ``metrics_port``: serves Prometheus
-    metrics on 127.0.0.1, 0 for any free port. ``transport`` and ``curve_keys`` as in ``workers.launch.Launch``."""
+    metrics on 127.0.0.1, 0 for any free port; ``registry`` takes them for who serves it. ``observe``: makes one more
+    observer for a replica. ``transport`` and ``curve_keys`` as in ``workers.launch.Launch``."""
 
     trace: Path | None = None
     metrics_port: int | None = None
     transport: str = "ipc"
     curve_keys: Path | None = None
+    registry: CollectorRegistry | None = None
+    observe: Callable[[int], Observer] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ class Pipeline:
             log.warning("measuring what steps cost here, once for this machine, model and size")
             prepared = calibrated(prepared)
         self.prepared, self.text = prepared, Text(prepared.files.folder)
-        self.observers = Observers(options.trace, options.metrics_port)
+        self.observers = Observers(options.trace, options.metrics_port, options.registry, options.observe)
         self.engines: list[Engine] = []
         try:
             for group in range(s.replicas):

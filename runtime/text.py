@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from draftline.graph.errors import ConfigError, ModelError
 from draftline.stages.models.core import ModelFiles
@@ -56,31 +56,80 @@ class Text:
     def __init__(self, directory: Path) -> None:
         """Raises ModelError if the folder has no readable tokenizer.json."""
         self._tokenizer = _read(directory / TOKENIZER)
+        self._added = frozenset(self._tokenizer.get_added_tokens_decoder())
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        self._byte_level = any(d.get("type") == "ByteLevel" for d in [decoder, *decoder.get("decoders", [])])
 
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids, with the special tokens that the tokenizer's own post-processor adds."""
-        return tuple(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids; with the special tokens that the tokenizer's own post-processor adds, unless told otherwise."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text, without special tokens unless told otherwise."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def stream(self) -> TextStream:
+    def token(self, token: int) -> str | None:
+        """A token as the vocabulary spells it; None for an id that it does not have."""
+        return self._tokenizer.id_to_token(token)
+
+    def is_added(self, token: int) -> bool:
+        """Whether it was added to the vocabulary, such as a special token; those are spelled plainly."""
+        return token in self._added
+
+    @property
+    def byte_level(self) -> bool:
+        """Whether tokens are spelled in GPT-2's alphabet of bytes."""
+        return self._byte_level
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """An incremental decoder that never gives half a character."""
-        return TextStream(self._tokenizer)
+        return TextStream(self._tokenizer, skip_special_tokens)
 
 
 class TextStream:
-    """Feed ids, get the text that has become certain."""
+    """Feed ids, get the text that has become certain; ``flush`` gives the rest.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+    The new tokens are decoded together with those of the last piece, whose text is cut off again: what a decoder does
+    at the beginning of a text (some strip a space) is done to both. A trailing U+FFFD may be the beginning of a
+    character and waits; one before it cannot change any more. All pieces joined are ``decode`` of all ids, but for
+    tokenizers with byte fallback where a run of byte tokens is no UTF-8: there ``decode`` takes back characters of the
+    run that were whole."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        added = tokenizer.get_added_tokens_decoder() if skip_special_tokens else {}
+        self._special = {i for i, token in added.items() if token.special}
+        self._before: list[int] = []
+        self._new: list[int] = []
+        self._given = 0  # characters of the new tokens' text that were given already
 
     def feed(self, ids: Sequence[int]) -> str:
         """The new text; a character whose bytes are not complete yet waits for the next call."""
-        parts = (self._stream.step(self._tokenizer, i) for i in ids)
-        return "".join(p for p in parts if p)
+        return "".join([self._one(token) for token in ids if token not in self._special])
+
+    def flush(self) -> str:
+        """What still waits: the incomplete end, as U+FFFD."""
+        piece = self._text()[self._given :]
+        self._given += len(piece)
+        return piece
+
+    def _one(self, token: int) -> str:
+        self._new.append(token)
+        text = self._text()
+        piece = text.removesuffix("\ufffd")[self._given :]
+        self._given += len(piece)
+        if text and not text.endswith("\ufffd"):
+            self._before, self._new, self._given = self._new, [], 0
+        return piece
+
+    def _text(self) -> str:
+        """The text of the new tokens."""
+        before = self._decode(self._before) if self._before else ""
+        return self._decode(self._before + self._new).removeprefix(before) if self._new else ""
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)

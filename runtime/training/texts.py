@@ -1,6 +1,6 @@
 """Prompts for training: the beginnings of the user's files, and questions that the target asks itself.
 
-Knows: files, folders, JSON lines, chat templates. Does not know: how a prompt is continued.
+Knows: files, folders, JSON lines. Does not know: how a prompt is continued.
 
 A chat model that is given its template up to where the user speaks writes a question (Xu et al. 2024, "Magpie",
 arXiv:2406.08464); so instructions need no data.
@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
+from draftline.graph.errors import UsageError
 
-from draftline.graph.errors import ModelError, UsageError
-
+from ..chat import ChatTemplate
 from ..text import Text
 
 SUFFIXES = (".py", ".md", ".rst", ".txt", ".json", ".c", ".h", ".cpp", ".js", ".ts", ".go", ".rs", ".java", ".toml")
@@ -79,33 +78,3 @@ def _chat(messages: Any, template: ChatTemplate | None) -> str:
     if template is None:
         raise ValueError("the model has no chat template")
     return template.render(messages)
-
-
-class ChatTemplate:
-    """A model's chat template (``tokenizer_config.json`` or ``chat_template.jinja``)."""
-
-    def __init__(self, source: str, tokens: dict[str, str]) -> None:
-        env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        self._template, self._tokens = env.from_string(source), tokens
-
-    @classmethod
-    def of(cls, folder: Path) -> ChatTemplate | None:
-        """The folder's template, None if there is none. Raises ModelError if it cannot be read."""
-        config, plain = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        try:
-            raw = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-            source = plain.read_text("utf-8") if plain.is_file() else raw.get("chat_template")
-            tokens = {k: v for k, v in raw.items() if k in ("bos_token", "eos_token") and isinstance(v, str)}
-            return cls(source, tokens) if isinstance(source, str) else None
-        except (OSError, ValueError, jinja2.TemplateError) as error:
-            raise ModelError(f"{folder}: its chat template cannot be read: {error}") from None
-
-    def render(self, messages: Any, reply: bool = True) -> str:
-        """The text of a conversation; with ``reply``, up to where the assistant speaks."""
-        return self._template.render(messages=messages, add_generation_prompt=reply, **self._tokens)
-
-    def opening(self) -> tuple[str, str]:
-        """What stands before the user's first words, and between them and the assistant's."""
-        mark = "\0"
-        before, _, after = self.render([{"role": "user", "content": mark}]).partition(mark)
-        return before, after

@@ -1,0 +1,1 @@
+"""``pipeline-serve``: the engines behind OpenAI's HTTP interface."""
