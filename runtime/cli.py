@@ -30,7 +30,7 @@ from draftline.graph import pictures
 from draftline.graph.errors import DraftlineError, RequestError, UsageError, WorkerError, WorkerLostError, nearest
 from draftline.graph.yaml import json_schema, load_graph
 
-from . import prompts, speculation
+from . import prompts, sampling_flags, speculation
 from .costing import STORED
 from .deployment import needs_mtp, uses_drafts
 from .pipeline import Pipeline, Prepared, RunOptions, calibrated, prepare
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         ("--tile", "rows of a verify call"),
     ):
         p.add_argument(flag, metavar="N", help=meaning)
+    sampling_flags.add_flags(p)
     p.add_argument("--dtype", choices=["fp32", "bf16"])
     p.add_argument(
         "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
@@ -151,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json and args.stream:
         raise UsageError("--json prints whole objects and --stream prints parts; give one of them")
+    sampling_flags.from_flags(args)  # before anything is loaded
     if args.no_plan_cache and args.plan_cache is not None:
         raise UsageError("--plan-cache names a cache and --no-plan-cache wants none; give one of them")
     sys.path.insert(0, os.getcwd())  # stages named package.module:Class may lie beside the graph
@@ -257,9 +259,14 @@ def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[pro
 
 
 def _decode(args: argparse.Namespace, pipeline: Pipeline, wanted: Sequence[prompts.Prompt]) -> int:
+    flags = sampling_flags.from_flags(args)
     requests = [
         pipeline.request(
-            p.text, p.max_new_tokens, num_speculative_tokens=p.num_speculative_tokens, ignore_eos=args.ignore_eos
+            p.text,
+            p.max_new_tokens,
+            num_speculative_tokens=p.num_speculative_tokens,
+            ignore_eos=args.ignore_eos,
+            sampling=sampling_flags.params(flags, p.sampling),
         )
         for p in wanted
     ]

@@ -23,6 +23,7 @@ from draftline.graph.errors import CapacityError, StageError, WorkerError, Worke
 from .adaptive import Policy
 from .catch_up import CatchUp
 from .deployment import Compiler, depths
+from .ends import cut
 from .fill import fill_calls, missed_calls
 from .metadata import FILL, STEP, check_names, write_fill, write_step
 from .observe import Observer
@@ -32,7 +33,6 @@ from .request import NOWHERE, Delta, FinishReason, Listener, Live, Output, Reque
 from .running import Bound, Flow, Outputs, Runtime, call, drive
 from .sampled import Sampled, read_logprobs
 from .slots import SlotTable
-from .stopping import reasons
 from .text import Text
 
 
@@ -253,7 +253,7 @@ class Engine:
             n = live.slot.index
             new = [int(t) for t in out["tokens"][n, : out["count"][n]]]
             drafts = depth[n] if proposed is None else int(proposed[n])
-            kept, reason = self._cut(live, new)
+            kept, reason = cut(live, new, self.shape.eos_token_ids, self.sizes.max_model_len)
             self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
             logprobs = read_logprobs(live, out, kept)
             live.tokens.extend(kept)
@@ -266,20 +266,6 @@ class Engine:
                 listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
                 self._finish(live, reason)
-
-    def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
-        """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
-        eos = () if live.request.ignore_eos else self.shape.eos_token_ids
-        stops = reasons(new, eos, live.request.sampling.stop_token_ids, live.stops)
-        for i, (stopped, reason) in enumerate(stops, 1):
-            if stopped:
-                live.stop_reason = reason
-                return list(new[:i]), "stop"
-            if live.made + i == live.request.max_new_tokens:
-                return list(new[:i]), "length"
-            if len(live.tokens) + i == self.sizes.max_model_len:
-                return list(new[:i]), "context"
-        return list(new), None
 
     def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
         self._release(live)
