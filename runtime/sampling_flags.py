@@ -32,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def from_flags(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say, by key. Raises UsageError."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in KEYS:
         text = getattr(args, name)
         if text is None:
