@@ -81,8 +81,8 @@ def test_the_token_that_crosses_p_stays():
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 6.0])
 @pytest.mark.parametrize("levels", [0, 4])
 def test_top_p_of_a_large_vocabulary_is_that_of_a_sort(spread, levels):
-    """Few candidates, many, and equals at the edge of the few: what is kept is the plain definition's."""
-    vocab = 2 * FEW[-1] + 5
+    """Peaked or flat, and with equals at the edge: what is kept is the plain definition's."""
+    vocab = 4 * FEW + 5
     x = torch.randn(3, vocab, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * spread
     x = (x * levels).round() / levels if levels else x
     p = torch.tensor([0.3, 0.9, 0.999], dtype=torch.float64)
