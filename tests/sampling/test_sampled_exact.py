@@ -5,6 +5,9 @@ batch, slot and runtime, and after a failure. tiny-v4's real MTP layer drafts: w
 from __future__ import annotations
 
 import functools
+import os
+import random
+import signal
 from dataclasses import replace
 
 import heads
@@ -14,6 +17,7 @@ from engines import SIZES, engine_of, tiny, tiny_model
 
 from benchmarks.training import forward
 from draftline.graph.yaml import load_graph
+from draftline.runtime.adaptive import DepthPolicy, StepCost
 from draftline.runtime.pipeline import Pipeline, open_pipeline
 from draftline.runtime.replicas import generate
 from draftline.runtime.request import Output, Request
@@ -142,6 +146,38 @@ def test_a_journal_is_all_that_another_engine_needs():
     while second.num_unfinished:
         outputs += second.step()
     assert told(sorted(outputs, key=lambda o: o.index)) == told(whole)
+
+
+def test_a_depth_that_changes_every_step_changes_nothing():
+    """With steps at K=0 between, which a drafter has not seen."""
+    sizes = replace(SIZES, num_speculative_tokens=5, max_num_seqs=4)
+    asked = [Request((5, 9, 20 + i), NEW, ignore_eos=True, sampling=p) for i, p in enumerate(WANTED)]
+    rng = random.Random(1)
+
+    class Wild(DepthPolicy):
+        def choose(self, batch, least=0):
+            return max(least, rng.randint(0, min(max(cap for _, cap in batch), 5)))
+
+    costs = [StepCost(k, 1, 1.0) for k in range(6)]
+    engine = engine_of(tiny_model(sizes), sizes, policy=Wild(costs, 5))
+    whole = generate([engine_of(tiny_model(sizes), sizes)], asked)
+    assert told(generate([engine], asked)) == told(whole)
+
+
+def test_a_worker_that_is_killed_changes_nothing():
+    """The one that verifies, in the middle; what it knew of the requests is in the next step's metadata."""
+    with open_pipeline("mtp-zmq.yaml", num_speculative_tokens=3, max_num_seqs=8) as pipeline:
+        steps = 0
+
+        def kill(delta):
+            nonlocal steps
+            steps += 1
+            if steps == 9:
+                os.kill(pipeline.engine.runtime.pids[1], signal.SIGKILL)
+
+        outputs = pipeline.run(requests(pipeline), kill)
+        assert pipeline.engine.runtime.totals.restarts == 1
+    assert told(outputs) == plain()
 
 
 def test_a_failed_step_changes_nothing(monkeypatch):
