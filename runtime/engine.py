@@ -22,6 +22,7 @@ from draftline.graph.errors import CapacityError, StageError, WorkerError, Worke
 from .adaptive import Policy
 from .catch_up import CatchUp
 from .deployment import Compiler, depths
+from .ends import cut
 from .filling import Filling
 from .metadata import FILL, STEP, check_names
 from .observe import Observer
@@ -31,7 +32,6 @@ from .running import Bound, Flow, Runtime, call, drive
 from .sampled import Sampled, read_logprobs
 from .scheduler import Scheduler
 from .stepping import Step, Stepping
-from .stopping import reasons
 from .text import Text
 
 
@@ -258,7 +258,7 @@ class Engine:
             n = live.slot.index
             new = [int(t) for t in out["tokens"][n, : out["count"][n]]]
             drafts = depth[n] if proposed is None else int(proposed[n])
-            kept, reason = self._cut(live, new)
+            kept, reason = cut(live, new, self.shape.eos_token_ids, self.sizes.max_model_len)
             self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
             logprobs = read_logprobs(live, out, kept)
             live.tokens.extend(kept)
@@ -271,20 +271,6 @@ class Engine:
                 listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
                 self._finish(live, reason)
-
-    def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
-        """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
-        eos = () if live.request.ignore_eos else self.shape.eos_token_ids
-        stops = reasons(new, eos, live.request.sampling.stop_token_ids, live.stops)
-        for i, (stopped, reason) in enumerate(stops, 1):
-            if stopped:
-                live.stop_reason = reason
-                return list(new[:i]), "stop"
-            if live.made + i == live.request.max_new_tokens:
-                return list(new[:i]), "length"
-            if len(live.tokens) + i == self.sizes.max_model_len:
-                return list(new[:i]), "context"
-        return list(new), None
 
     def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.release(live)

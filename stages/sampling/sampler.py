@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftline.graph.errors import StageError
 
-from .choose import choose, choose_after_draft, likeliest
+from .choose import choose, choose_after_draft
 from .noise import signed
 from .processors import (
     OUT,
@@ -86,10 +86,12 @@ def pick(
     if allowed is not None:
         x = x.masked_fill_(~allowed[mine], OUT)
     x = shape(x, who, rows, before)
-    scores = narrow(x, who)
-    drawn = _draw(scores, who, rows, drafted)
-    cold = row_tensor([w.params.temperature for w in who]) == 0
-    predicted[mine] = torch.where(cold, likeliest(scores), drawn) if bool(cold.any()) else drawn
+    chosen = x.argmax(1)
+    hot = [i for i, one in enumerate(who) if one.params.temperature > 0]
+    if hot:
+        warm = [who[i] for i in hot]
+        chosen[hot] = _draw(narrow(x[hot], warm), warm, rows.at(hot), drafted)
+    predicted[mine] = chosen
     return predicted
 
 

@@ -216,7 +216,7 @@ def test_a_second_process_finds_everything_and_a_damaged_cache_is_compiled_anew(
     first = run(llama, tmp_path)
     assert first.returncode == 0, first.stderr
     tokens, _, counts = first.stdout.partition("\n")
-    assert counts == "0 2\n"  # forward and greedy, compiled
+    assert counts == "0 3\n"  # forward, greedy and logits, compiled
     (folder,) = (tmp_path / "draftline" / "inductor").iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700  # what is loaded from there is code
     second = run(llama, tmp_path)
@@ -226,7 +226,7 @@ def test_a_second_process_finds_everything_and_a_damaged_cache_is_compiled_anew(
     for path in libraries:  # loading one of these would end the process with a bus error
         path.write_bytes(path.read_bytes()[:1000])
     third = run(llama, tmp_path)
-    assert third.stdout.partition("\n")[2] == "0 2\n", third.stderr
+    assert third.stdout.partition("\n")[2] == "0 3\n", third.stderr
     same = [done.stdout.split('"token_ids": ')[1].split("]")[0] for done in (first, second, third)]
     assert same[0] == same[1] == same[2], tokens
 
