@@ -146,7 +146,7 @@ def settings(k: int, **changes: Any) -> dict[str, Any]:
         "prefill_tile": 32,
         "max_depth": 40,
         "dtype": "fp32",
-        "model_dims": {"H": 2, "D": 16, "V": 64},
+        "model_dims": {"H": 2, "D": 16},
         **changes,
     }
 

@@ -67,7 +67,9 @@ def test_every_depth_and_the_prefill_share_an_arena():
 @pytest.mark.parametrize("name", packaged())
 @pytest.mark.parametrize("k", [0, 3, 9])
 def test_packaged_graphs_compile(name, k):
-    plan = compile_graph(load_graph(name), lookup=registry.lookup, **settings(k))
+    wanted = settings(k)
+    wanted["model_dims"] = {**wanted["model_dims"], "V": 64}
+    plan = compile_graph(load_graph(name), lookup=registry.lookup, **wanted)
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.workers[0].instructions[0].buffers
 
