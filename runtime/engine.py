@@ -114,10 +114,6 @@ class Engine:
         return len(self.scheduler.waiting) + len(self.scheduler.live) + len(self._done)
 
     @property
-    def num_running(self) -> int:
-        return len(self.scheduler.live)
-
-    @property
     def num_free(self) -> int:
         """Requests that ``add`` would take now."""
         return self.scheduler.num_free
