@@ -119,10 +119,6 @@ class Engine:
         return len(s.waiting) + len(s.live) + len(self._done) + (self._ahead is not None and not s.live)
 
     @property
-    def num_running(self) -> int:
-        return len(self.scheduler.live)
-
-    @property
     def num_free(self) -> int:
         """Requests that ``add`` would take now."""
         return self.scheduler.num_free

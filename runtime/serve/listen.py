@@ -12,6 +12,8 @@ from draftline.graph.errors import UsageError
 
 Listener = socket.socket
 BACKLOG = 2048
+UNSENT = 2**16
+"""Bytes that the system holds for a client that reads slowly; it would take megabytes for each by itself."""
 
 
 def bind(host: str, port: int) -> Listener:
@@ -25,6 +27,7 @@ def bind(host: str, port: int) -> Listener:
         raise UsageError(f"--host {host} --port {port}: {error}") from None
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a port stays taken for a minute
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)  # accepted sockets inherit it
         server.bind(address)
         server.listen(BACKLOG)
     except (OSError, OverflowError) as error:

@@ -63,13 +63,11 @@ class ServeMetrics:
     def collect(self) -> Iterable[Any]:
         """For the registry: gauges as they are now."""
         engines = list(self.engines())
-        running = sum(e.num_running for e in engines)
-        waiting = sum(max(0, e.num_unfinished - e.num_running) for e in engines)
+        schedulers = [e.scheduler for e in engines]
         pages = sum(e.sizes.geometry().num_pages for e in engines)
         free = sum(e.num_free_pages for e in engines)
-        yield self._gauge("num_requests_running", "Requests that decode", running)
-        yield self._gauge("num_requests_waiting", "Requests that wait for a slot", waiting)
-        schedulers = [e.scheduler for e in engines]
+        yield self._gauge("num_requests_running", "Requests that decode", sum(len(s.live) for s in schedulers))
+        yield self._gauge("num_requests_waiting", "Requests that wait", sum(len(s.waiting) for s in schedulers))
         usages = [s.prefix.usage for s in schedulers if s.prefix is not None]
         for name, says, count in (
             ("num_preemptions", "Times that a request gave its pages back", sum(s.preemptions for s in schedulers)),
