@@ -92,7 +92,7 @@ def prepared(
     the graph and the replicas asked for. ``more``: settings that win. Raises GraphError, UsageError, ModelError."""
     wish = speculation.resolve(args, warn)
     graph = load_graph(args.graph, args.set)
-    if wish.stage is not None and all(node.stage != wish.stage for node in graph.nodes):
+    if wish.stage is not None and all(f"{wish.stage}." not in f"{node.stage}." for node in graph.nodes):
         drafters = ", ".join(n.stage for n in graph.nodes if n.stage.startswith("draft.")) or "none"
         raise UsageError(
             f"--speculative-config: the method needs stage {wish.stage!r}, graph {graph.name!r} drafts with: {drafters}"

@@ -170,8 +170,8 @@ class Live:
     cancelled: bool = False
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    words: np.ndarray | None = None
-    stops: StopStrings | None = None
+    words: np.ndarray | None = field(default=None, compare=False)
+    stops: StopStrings | None = field(default=None, compare=False)
 
     def lose(self) -> None:
         """Its rows have to be computed again."""

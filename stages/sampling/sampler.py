@@ -87,7 +87,7 @@ def pick(
         x = x.masked_fill_(~allowed[mine], OUT)
     x = shape(x, who, rows, before)
     chosen = x.argmax(1)
-    hot = [i for i, one in enumerate(who) if one.params.temperature > 0]
+    hot = [i for i, one in enumerate(who) if not one.params.cold]
     if hot:
         warm = [who[i] for i in hot]
         chosen[hot] = _draw(narrow(x[hot], warm), warm, rows.at(hot), drafted)
@@ -97,7 +97,7 @@ def pick(
 
 def _likeliest_will_do(who: Tenant) -> bool:
     p = who.params
-    return p.temperature == 0 and not (p.penalised or p.logit_bias or p.min_tokens or p.bad_words)
+    return p.cold and not (p.penalised or p.logit_bias or p.min_tokens or p.bad_words)
 
 
 def shape(x: Tensor, who: Sequence[Tenant], rows: WaveRows, before: Before) -> Tensor:
