@@ -35,8 +35,8 @@ def test_nothing_leaks_and_nothing_is_wrong(clean, k, seed):
             if what == "add" and engine.num_free:
                 asked[move] = chance.randrange(len(TEXTS)), chance.choice((1, 7, NEW))
                 engine.add(move, pipeline.request(TEXTS[asked[move][0]], asked[move][1], ignore_eos=True))
-            elif what == "cancel" and asked:
-                engine.cancel(chance.choice(list(asked)))
+            elif what == "cancel" and asked.keys() - outputs.keys():
+                engine.cancel(chance.choice(sorted(asked.keys() - outputs.keys())))
             elif what == "kill":
                 os.kill(chance.choice(engine.runtime.pids), signal.SIGKILL)
                 kills += 1
