@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import SERVER, HttpError
 from .generate import chat, completions
+from .page import page
 from .protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .state import State
 from .tokens import detokenize, tokenize
@@ -28,6 +29,8 @@ from .wire import Gone
 log = logging.getLogger("draftline.serve")
 GUARDED = ("/v1", "/tokenize", "/detokenize")
 """Paths that want an API key, where there is one."""
+CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+"""The status page needs nothing from elsewhere, and may have nothing."""
 Handler = Callable[[Request, State], Awaitable[Response]]
 
 
@@ -48,7 +51,7 @@ def build(state: State) -> FastAPI:
         ("/health", health),
         ("/metrics", metrics),
         ("/version", show_version),
-        ("/", page),
+        ("/", status),
     ]
     for path, handler in looks:
         app.add_api_route(path, _bound(handler, state), methods=["GET"], name=handler.__name__)
@@ -97,9 +100,9 @@ async def show_version(request: Request, state: State) -> Response:
     return JSONResponse({"version": version("draftline")})
 
 
-async def page(request: Request, state: State) -> Response:
+async def status(request: Request, state: State) -> Response:
     """``/``: the status page."""
-    return HTMLResponse("<!doctype html><title>draftline</title>")
+    return HTMLResponse(page(state), headers={"Content-Security-Policy": CSP})
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -41,6 +41,7 @@ class Board:
         self.plan: Plan | None = None
         self.proposed: list[int] = []
         self.accepted: list[int] = []
+        self.tokens = self._turns = 0
 
         def counter(name: str, says: str, *labels: str) -> Counter:
             names = ("model_name", "engine", *labels)
@@ -56,6 +57,8 @@ class Board:
         """A decode step is done."""
         self.plan = plan
         tokens = sum(live.accepted + 1 for live in batch)
+        self.tokens += tokens
+        self._turns += len(batch)
         self.steps.append(Step(time.monotonic(), plan.num_speculative_tokens, len(batch), tokens))
         for live in batch:
             if not live.drafts:
@@ -63,13 +66,17 @@ class Board:
             self._num_drafts.inc()
             self._num_draft_tokens.inc(live.drafts)
             self._num_accepted.inc(live.accepted)
-            for counts, n in ((self.proposed, live.drafts), (self.accepted, live.drafts)):
-                counts.extend([0] * (n - len(counts)))
+            for counts in (self.proposed, self.accepted):
+                counts.extend([0] * (live.drafts - len(counts)))
             for i in range(live.drafts):
                 self.proposed[i] += 1
             for i in range(live.accepted):
                 self.accepted[i] += 1
                 self._per_position.labels(*self._labels, str(i)).inc()
+
+    def length(self) -> float:
+        """Tokens per request and step; 0.0 before the first."""
+        return self.tokens / self._turns if self._turns else 0.0
 
     def rate(self, seconds: float) -> float:
         """Tokens per second over the last ``seconds``."""

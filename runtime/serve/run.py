@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from draftline.graph.errors import DraftlineError
 
-from ..asynchronous import Stream
-from ..request import Delta
+from ..asynchronous import AsyncEngine, Stream
+from ..request import Delta, Request
 from . import errors
 from .jobs import Job
 from .metrics import Clock
@@ -29,20 +29,33 @@ async def begun(jobs: Sequence[Job], state: State) -> AsyncIterator[list[AsyncGe
         state.active += 1
         stack.callback(_leave, state)
         out = []
-        for job in jobs:
-            if not job.request.max_new_tokens:
-                out.append(_nothing(job))
-                continue
-            try:
-                stream = await serving.engine.begin(job.request)
-            except DraftlineError as error:
-                raise _told(error, state) from None
-            await stack.enter_async_context(aclosing(stream))
+        wanted = [job for job in jobs if job.request.max_new_tokens]
+        out += [_nothing(job) for job in jobs if not job.request.max_new_tokens]
+        try:
+            streams = await _begun([job.request for job in wanted], serving.engine)
+        except DraftlineError as error:
+            raise _told(error, state) from None
+        for job, stream in zip(wanted, streams, strict=True):
+            stack.push_async_callback(stream.aclose)
             clock = state.metrics.clock(len(job.request.prompt), job.request.max_new_tokens)
             stack.callback(clock.left)
             out.append(_pieces(Joiner(job, serving.pipeline.text), stream, clock, state))
             stack.push_async_callback(out[-1].aclose)
         yield out
+
+
+async def _begun(requests: Sequence[Request], engine: AsyncEngine) -> list[Stream]:
+    """All at once, for each waits until the engine has time. Raises the first error, and then keeps none."""
+    tasks = [asyncio.create_task(engine.begin(request)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for got in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(got, Stream):
+                await got.aclose()
+        raise
 
 
 async def _nothing(job: Job) -> AsyncGenerator[Piece, None]:

@@ -76,10 +76,10 @@ class Server:
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         if body is not None:
             options["json"] = body
-        return httpx.post(self.url + path, timeout=60, **options)
+        return httpx.post(self.url + path, timeout=60, verify=False, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, **options)
+        return httpx.get(self.url + path, timeout=30, verify=False, **options)
 
     def text(self, prompt: Any, **options: Any) -> str:
         """One greedy completion."""
