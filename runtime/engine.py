@@ -23,7 +23,7 @@ from draftline.graph.errors import CapacityError, StageError, WorkerError, Worke
 from .adaptive import Policy
 from .catch_up import CatchUp
 from .deployment import Compiler, depths
-from .ends import cut
+from .ends import NOTHING_LEFT, cut
 from .fill import fill_calls, missed_calls
 from .metadata import FILL, STEP, check_names, write_fill, write_step
 from .observe import Observer
@@ -265,7 +265,7 @@ class Engine:
             if listen is not None and kept:
                 listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
-                self._finish(live, reason)
+                self._finish(live, reason, NOTHING_LEFT if reason == "error" else None)
 
     def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
         self._release(live)

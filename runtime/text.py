@@ -55,7 +55,7 @@ class Text:
 
     def __init__(self, directory: Path) -> None:
         """Raises ModelError if the folder has no readable tokenizer.json."""
-        self._tokenizer = _read(directory / TOKENIZER)
+        self.directory, self._tokenizer = directory, _read(directory / TOKENIZER)
 
     @property
     def vocab_size(self) -> int:
