@@ -22,7 +22,7 @@ from draftline.graph.errors import CapacityError, StageError, WorkerError, Worke
 from .adaptive import Policy
 from .catch_up import CatchUp
 from .deployment import Compiler, depths
-from .ends import cut
+from .ends import NOTHING_LEFT, cut
 from .filling import Filling
 from .metadata import FILL, STEP, check_names
 from .observe import Observer
@@ -266,7 +266,7 @@ class Engine:
             if listen is not None and kept:
                 listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
-                self._finish(live, reason)
+                self._finish(live, reason, NOTHING_LEFT if reason == "error" else None)
 
     def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.release(live)

@@ -11,6 +11,7 @@ from typing import Any
 from draftline.graph.errors import RequestError, UsageError
 from draftline.stages.sampling.params import SamplingParams
 
+from . import structured_flags
 from .ranges import RANGES
 
 MEANINGS = {
@@ -21,11 +22,12 @@ MEANINGS = {
     "seed": "the same seed gives the same text; none: another one for every prompt",
     "logprobs": "with --json: log-probabilities, and those of the N likeliest tokens",
 }
-KEYS = tuple(MEANINGS)
+KEYS = (*MEANINGS, structured_flags.KEY)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for each key."""
+    structured_flags.add_flags(parser)
     for name, meaning in MEANINGS.items():
         parser.add_argument(_flag(name), metavar="N" if RANGES[name].whole else "P", help=meaning)
 
@@ -33,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def from_flags(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say, by key. Raises UsageError."""
     found: dict[str, Any] = {}
-    for name in KEYS:
+    for name in MEANINGS:
         text = getattr(args, name)
         if text is None:
             continue
@@ -43,6 +45,7 @@ def from_flags(args: argparse.Namespace) -> dict[str, Any]:
             found[name] = None
         if not RANGES[name].holds(found[name]):
             raise UsageError(f"{_flag(name)} is {text!r}; {RANGES[name].says} is wanted")
+    found |= structured_flags.from_flags(args)
     if "logprobs" in found and not args.json:
         raise UsageError("--logprobs is for --json: the text has no place for them")
     return found
@@ -50,10 +53,11 @@ def from_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 def from_line(line: Mapping[str, Any], where: str) -> tuple[tuple[str, Any], ...]:
     """What a prompt's own keys say. Raises RequestError."""
-    for name in KEYS:
+    for name in MEANINGS:
         if line.get(name) is not None and not RANGES[name].holds(line[name]):
             raise RequestError(f"{where}: {name} is {json.dumps(line[name])}; {RANGES[name].says} is wanted")
-    return tuple((name, line[name]) for name in KEYS if line.get(name) is not None)
+    own = tuple((name, line[name]) for name in MEANINGS if line.get(name) is not None)
+    return own + structured_flags.from_line(line, where)
 
 
 def params(flags: Mapping[str, Any], own: tuple[tuple[str, Any], ...]) -> SamplingParams:
