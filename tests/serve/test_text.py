@@ -61,7 +61,7 @@ def test_a_piece_never_holds_half_a_character(name, words):
     ids = list(text.encode(words, add_special_tokens=False))
     found = pieces(text, ids, False)
     assert "".join(found) == text.decode(ids, skip_special_tokens=False)
-    assert all("\ufffd" not in piece for piece in found) or "\ufffd" in words
+    assert all("\ufffd" not in piece for piece in found) or "\ufffd" in text.decode(ids)  # it lacks some bytes
 
 
 def test_byte_fallback(fallback):
