@@ -13,6 +13,8 @@ from draftline.stages.models.core import ModelFiles
 from draftline.stages.models.registry import read_shape
 
 TOKENIZER = "tokenizer.json"
+LONGEST = 4
+"""Bytes of the longest character in UTF-8."""
 
 
 def _read(path: Path) -> Tokenizer:
@@ -94,10 +96,10 @@ class TextStream:
     """Feed ids, get the text that has become certain; ``flush`` gives the rest.
 
     The new tokens are decoded together with those of the last piece, whose text is cut off again: what a decoder does
-    at the beginning of a text (some strip a space) is done to both. A trailing U+FFFD may be the beginning of a
-    character and waits; one before it cannot change any more. All pieces joined are ``decode`` of all ids, but for
+    at the beginning of a text (some strip a space) is done to both. Up to three trailing U+FFFD may be the beginning of
+    a character and wait; one before them cannot change any more. All pieces joined are ``decode`` of all ids, but for
     tokenizers with byte fallback where a run of byte tokens is no UTF-8: there ``decode`` takes back characters of the
-    run that were whole."""
+    run that were whole, and pieces do not."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
@@ -120,16 +122,17 @@ class TextStream:
     def _one(self, token: int) -> str:
         self._new.append(token)
         text = self._text()
-        piece = text.removesuffix("\ufffd")[self._given :]
+        held = min(len(text) - len(text.rstrip("\ufffd")), LONGEST - 1)
+        piece = text[self._given : len(text) - held]
         self._given += len(piece)
-        if text and not text.endswith("\ufffd"):
+        if text and not held:
             self._before, self._new, self._given = self._new, [], 0
         return piece
 
     def _text(self) -> str:
         """The text of the new tokens."""
-        before = self._decode(self._before) if self._before else ""
-        return self._decode(self._before + self._new).removeprefix(before) if self._new else ""
+        before, whole = self._decode(self._before), self._decode(self._before + self._new)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._new)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""

@@ -27,8 +27,8 @@ def bars(shares: Sequence[float], label: str) -> str:
     return _svg(out, label)
 
 
-def line(points: Sequence[tuple[float, float]], seconds: float, label: str, *, steps: bool = False) -> str:
-    """Values over time: (seconds ago, value), oldest first. ``steps``: a value holds until the next."""
+def line(points: Sequence[tuple[float, float]], seconds: float, label: str) -> str:
+    """Values over time: (seconds ago, value), oldest first."""
     room, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     top = _ceiling(max((value for _, value in points), default=1.0))
     out = [_scale([top * i / 4 for i in range(5)] if top > 4 else list(range(int(top) + 1)), top, "{:g}")]
@@ -37,12 +37,9 @@ def line(points: Sequence[tuple[float, float]], seconds: float, label: str, *, s
         out.append(_text(x, HEIGHT - 10, f"{ago:g} s ago" if ago else "now", "tick", "end" if not ago else "middle"))
     places = [(LEFT + room * (1 - ago / seconds), TOP + height * (1 - value / top)) for ago, value in points]
     if places:
-        path, (x, y) = [f"M{places[0][0]:.1f},{places[0][1]:.1f}"], places[0]
-        for x, y in places[1:]:
-            path.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f},{y:.1f}")
-        floor = TOP + height
-        out.append(f'<path class="area" d="{"".join(path)}L{x:.1f},{floor}L{places[0][0]:.1f},{floor}Z"/>')
-        out.append(f'<path class="line" d="{"".join(path)}"/>')
+        path, (x, y), floor = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places), places[-1], TOP + height
+        out.append(f'<path class="area" d="{path}L{x:.1f},{floor}L{places[0][0]:.1f},{floor}Z"/>')
+        out.append(f'<path class="line" d="{path}"/>')
         out.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
     return _svg(out, label)
 

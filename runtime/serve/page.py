@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.metadata import version
+from itertools import groupby
+from statistics import mean
 
 from .board import Board, Step
 from .charts import bars, line
@@ -71,7 +73,8 @@ def page(state: State) -> str:
 
 
 def _header(state: State) -> str:
-    word, colour = state.phase, {"starting": "warn", "ready": "ok", "draining": "warn"}[state.phase]
+    word: str = state.phase
+    colour = {"starting": "warn", "ready": "ok", "draining": "warn"}[state.phase]
     if state.lost is not None:
         word, colour = "workers lost", "bad"
     serving = state.serving
@@ -113,10 +116,10 @@ def _charts(state: State) -> str:
     recent = [s for s in list(board.steps) if now - s.at <= SECONDS]
     shares = board.acceptance()
     none = '<div class="empty">nothing yet</div>'
-    depths = line(_depths(recent, now), SECONDS, "depth over time", steps=True) if recent else none
+    depths = line(_depths(recent, now), SECONDS, "depth over time") if recent else none
     charts = [
         ("Acceptance", "share of drafts accepted, by position", "", bars(shares, "acceptance") if shares else none),
-        ("Depth", "drafts per step chosen, K", "steps", depths),
+        ("Depth", "K chosen, mean of each second", "steps", depths),
         ("Throughput", "tokens/s", "", line(_rates(recent, now), SECONDS, "tokens per second") if recent else none),
     ]
     cards = [
@@ -127,10 +130,9 @@ def _charts(state: State) -> str:
 
 
 def _depths(steps: Sequence[Step], now: float) -> list[tuple[float, float]]:
-    """Where the depth changes, and the last step."""
-    points = [(now - s.at, float(s.k)) for s in steps]
-    kept = [p for before, p in zip([None, *points[:-1]], points, strict=True) if before is None or before[1] != p[1]]
-    return [*kept, points[-1]]
+    """The mean depth of each whole second that had steps, oldest first."""
+    seconds = groupby(steps, key=lambda step: int(now - step.at))
+    return [(float(ago), mean(step.k for step in group)) for ago, group in seconds]
 
 
 def _rates(steps: Sequence[Step], now: float) -> list[tuple[float, float]]:

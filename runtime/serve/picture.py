@@ -13,7 +13,7 @@ from itertools import groupby
 
 from draftline.compiler.plan import Plan, Segment, StageRun
 
-WIDE, TALL, GAP, EDGE, TOP = 128, 66, 34, 16, 30
+WIDE, TALL, GAP, EDGE, TOP = 136, 66, 34, 16, 30
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ def boxes(plan: Plan) -> list[Box]:
 def _box(plan: Plan, group: Sequence[tuple[Segment, StageRun]]) -> Box:
     segment, run = group[0]
     title = run.node.rpartition(".")[2] + (f" ×{len(group)}" if len(group) > 1 else "")
-    lines = [run.stage]
-    if run.width:
-        lines.append(f"chunk {run.chunk}, rows {run.start}–{run.start + run.width - 1}")
+    lines = [run.stage] if run.stage != title else []
     if segment.per_wave:
-        lines[0] = f"{plan.layout.chosen}, {plan.layout.waves_max} waves at most"
+        most = plan.layout.waves_max
+        lines = [f"{plan.layout.chosen}, {f'up to {most} waves' if most > 1 else 'one wave'}"]
+    if run.width:
+        lines.append(f"chunk {run.chunk}, columns {run.start}–{run.start + run.width - 1}")
     return Box(title, tuple(lines), segment.device, segment.per_wave)
 
 
@@ -70,10 +71,11 @@ def picture(plan: Plan) -> str:
     bend = f"M{end},{low}v16q0,12 -12,12H{back + 12}q-12,0 -12,-12V{middle + 12}"
     out.append(f'<path class="back" marker-end="url(#tip)" d="{bend}"/>')
     says = f"plan {plan.name}, K={plan.num_speculative_tokens}, {plan.layout.chosen}, tile {plan.tile}"
-    says += f", {max(len(plan.layout.chunks), 1)} chunks, on {', '.join(devices)}"
+    chunks = max(len(plan.layout.chunks), 1)
+    says += f", {chunks} chunk{'s' * (chunks > 1)}, on {', '.join(devices)}"
     out.append(f'<text class="tick" x="{start}" y="{height - 6}">{escape(says)}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
-    style = f"min-width:{width * 0.62:.0f}px"
+    style = f"min-width:{width * 0.62:.0f}px;max-width:{width * 1.25:.0f}px;margin:auto"
     return f'{head} style="{style}" aria-label="the plan of a step">{"".join(out)}</svg>'
 
 

@@ -84,7 +84,7 @@ def test_a_plan_of_two_chunks_on_two_devices():
 def test_charts_are_svg(values):
     root = ET.fromstring(bars(values, "<&>"))
     assert len([e for e in root if e.get("class") == "bar"]) == len(values)
-    ET.fromstring(line([(60.0 - i, v * 1234) for i, v in enumerate(values)], 60, "x", steps=bool(len(values) % 2)))
+    ET.fromstring(line([(60.0 - i, v * 1234) for i, v in enumerate(values)], 60, "x"))
 
 
 def test_the_page_in_a_browser(server: Server, tmp_path):
