@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,12 @@ def workers_of_server(server: Server) -> list[Any]:
     """Its worker processes."""
     import psutil
 
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [c for c in children if any("draftline.runtime.workers" in part for part in c.cmdline())]
+    found = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie too
+            if any("draftline.runtime.workers" in part for part in child.cmdline()):
+                found.append(child)
+    return found
 
 
 TEMPLATE = (
