@@ -9,13 +9,20 @@ from pathlib import Path
 import pytest
 import smollm2
 
+from draftline.runtime.bench import cli as bench
 from draftline.runtime.cli import main
 from draftline.runtime.fetch import cli as fetch
+from draftline.runtime.serve import cli as serve
 from draftline.runtime.training import cli as training
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PARSERS = {"draftline-fetch": fetch.parser, "draftline-train-mtp": training.parser}
+PARSERS = {
+    "draftline-fetch": fetch.parser,
+    "draftline-train-mtp": training.parser,
+    "pipeline-serve": serve.parser,
+    "pipeline-bench": bench.parser,
+}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
 
 

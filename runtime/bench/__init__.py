@@ -1,0 +1,1 @@
+"""``pipeline-bench``: load on an OpenAI-compatible server, measured from outside."""
