@@ -195,7 +195,7 @@ def _calibrate(args: argparse.Namespace, num_prompts: int) -> None:
 def _prepare(args: argparse.Namespace, num_prompts: int, **more: Any) -> Prepared:
     wish = speculation.resolve(args, lambda message: _say(f"{PROG}: warning: {message}"))
     graph = load_graph(args.graph, args.set)
-    if wish.stage is not None and all(node.stage != wish.stage for node in graph.nodes):
+    if wish.stage is not None and all(f"{wish.stage}." not in f"{node.stage}." for node in graph.nodes):
         drafters = ", ".join(n.stage for n in graph.nodes if n.stage.startswith("draft.")) or "none"
         raise UsageError(
             f"--speculative-config: the method needs stage {wish.stage!r}, graph {graph.name!r} drafts with: {drafters}"

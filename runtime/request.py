@@ -159,8 +159,8 @@ class Live:
     cancelled: bool = False
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    words: np.ndarray | None = None
-    stops: StopStrings | None = None
+    words: np.ndarray | None = field(default=None, compare=False)
+    stops: StopStrings | None = field(default=None, compare=False)
 
     @property
     def made(self) -> int:

@@ -1,4 +1,4 @@
-"""Stage ``draft.mtp_sampled``: ``draft.mtp`` whose drafts are drawn where a request samples.
+"""Stage ``draft.mtp.sampled``: ``draft.mtp`` whose drafts are drawn where a request samples.
 
 Knows: the law q that a draft is drawn by, and tells it. Does not know: the rule that judges the draft by it
 (``sampling/choose.py``).
@@ -39,7 +39,7 @@ class DraftMtpSampled(DraftMtp):
         self._tenants = Tenants()
 
     def _propose(self, last: Tensor, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
-        tenants = {n: one for n, one in self._tenants.of(inputs["sampling"]).items() if one.params.temperature > 0}
+        tenants = {n: one for n, one in self._tenants.of(inputs["sampling"]).items() if not one.params.cold}
         if not tenants:
             super()._propose(last, call, inputs, outputs)
             if int(inputs["position"].max()) < 0:

@@ -11,6 +11,9 @@ from typing import Literal
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for with each of its own; vLLM's and OpenAI's limit."""
 
+COLD = 1e-5
+"""A temperature below this is 0, as in vLLM: logits that are divided by it leave what floating point tells apart."""
+
 
 @dataclass(frozen=True)
 class Grammar:
@@ -49,6 +52,11 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     @property
+    def cold(self) -> bool:
+        """Whether nothing is drawn: the likeliest token, after what may change it."""
+        return self.temperature < COLD
+
+    @property
     def penalised(self) -> bool:
         """Whether tokens that came before change a token's score."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -57,7 +65,7 @@ class SamplingParams:
     def plain(self) -> bool:
         """Whether the target's likeliest token is all that is wanted."""
         changed = self.penalised or self.logit_bias or self.min_tokens or self.bad_words or self.grammar
-        return self.temperature == 0 and not changed and self.logprobs is None
+        return self.cold and not changed and self.logprobs is None
 
     @property
     def looks_back(self) -> bool:

@@ -94,7 +94,7 @@ def pick(
     if bool(empty.any()):
         x[empty] = 0.0
     chosen = x.argmax(1)
-    hot = [i for i, one in enumerate(who) if one.params.temperature > 0]
+    hot = [i for i, one in enumerate(who) if not one.params.cold]
     if hot:
         warm = [who[i] for i in hot]
         chosen[hot] = _draw(narrow(x[hot], warm), warm, rows.at(hot), drafted)
@@ -105,7 +105,7 @@ def pick(
 def _likeliest_will_do(who: Tenant) -> bool:
     p = who.params
     changed = p.penalised or p.logit_bias or p.min_tokens or p.bad_words or p.grammar
-    return p.temperature == 0 and not changed
+    return p.cold and not changed
 
 
 def shape(x: Tensor, who: Sequence[Tenant], rows: WaveRows, before: Before) -> Tensor:

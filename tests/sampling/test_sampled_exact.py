@@ -279,7 +279,7 @@ def test_a_reduced_draft_vocabulary_drafts_its_own_tokens(kernels):
         with torch.inference_mode():
             for run, wave in bound.active_runs():
                 run.stage(run.run.call(wave), run.inputs, run.outputs)
-                if run.run.stage == "draft.mtp_sampled":
+                if run.run.stage == "draft.mtp.sampled":
                     token, probs = run.outputs["token"], run.outputs["probs"]
                     torch.testing.assert_close(probs.sum(-1), torch.ones(4))
                     assert (probs.gather(1, token[:, None]) > 0).all()

@@ -227,3 +227,21 @@ def test_a_graph_without_the_ports_serves_greedy_requests_and_refuses_others():
     made = engine_of(loaded(tabled(TARGET), None, sizes.geometry()), sizes, mute)
     with pytest.raises(RequestError, match="logprobs cannot be had: graph 'ar' has no outputs 'logprobs'"):
         generate([made], [Request(PROMPT, 4, sampling=SamplingParams(logprobs=1))])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 9e-6])
+def test_next_to_nothing_is_a_temperature_of_zero(temperature):
+    """No overflow draws among the tokens that are merely good."""
+    params = SamplingParams(temperature=temperature, frequency_penalty=0.3, seed=5)
+    [output] = generate([engine(3)], [Request(PROMPT, 12, sampling=params)])
+    assert output.token_ids == by_hand(replace(params, temperature=0.0), 12)
+
+
+@pytest.mark.parametrize("temperature", [2e-5, 1e300])
+def test_temperatures_at_the_ends(temperature):
+    """Next to no noise, and next to nothing else."""
+    asked = [
+        Request(PROMPT, 12, sampling=SamplingParams(temperature=temperature, seed=i, top_p=0.99)) for i in range(9)
+    ]
+    got = {o.token_ids for o in generate([engine(3)], asked)}
+    assert got == {by_hand(SamplingParams(), 12)} if temperature < 1 else len(got) == 9
