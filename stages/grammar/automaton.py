@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from outlines_core import Index, Vocabulary
+from outlines_core import Index, Vocabulary  # type: ignore[import-untyped]
 
 from draftline.graph.errors import RequestError
 
