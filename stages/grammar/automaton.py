@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from outlines_core import Index, Vocabulary
+from outlines_core import Index, Vocabulary  # type: ignore[import-untyped]
 
 from draftline.graph.errors import RequestError
 
@@ -21,8 +21,9 @@ DEAD = 0
 MOST_STATES = 16_000
 """Of one automaton: 8 MB of table."""
 FENCE = "\U0010ffff"
-"""A noncharacter, put before the expression. The compiler builds an automaton that searches, too, and without a fence
-it is exponential in {0,n} behind a quote that may also come later (outlines-core 0.2.14: 30 s at n = 20)."""
+"""A noncharacter, put before and behind the expression, against two faults of the compiler (outlines-core 0.2.14). It
+builds an automaton that searches, too, which without a fence is exponential in {0,n} before a quote that may also come
+earlier (30 s at n = 20). And where a text may end, it forgets every byte after which it may not: no 1.5 after 1."""
 _BYTES = {bytes([b]): [b] for b in range(256)}
 _END = 256
 
@@ -51,7 +52,7 @@ def compile_regex(regex: str) -> Automaton:
     RequestError for an expression that is wrong, matches no text or takes too many states."""
     body = unanchored(regex)
     try:
-        index = Index(f"{FENCE}(?:{body})", Vocabulary(_END, dict(_BYTES)))
+        index = Index(f"{FENCE}(?:{body}){FENCE}", Vocabulary(_END, dict(_BYTES)))
     except ValueError as error:
         raise RequestError(f"the expression {_short(regex)} cannot be used: {_reason(str(error))}") from None
     moves = index.get_transitions()
@@ -61,27 +62,30 @@ def compile_regex(regex: str) -> Automaton:
         )
     number = {state: i for i, state in enumerate(moves, 1)}
     table = np.zeros((len(moves) + 1, 256), dtype=np.uint16)
-    before: dict[int, set[int]] = defaultdict(set)
     for state, following in moves.items():
-        i = number[state]
         for byte, after in following.items():
-            if byte != _END and after in number:
-                table[i, byte] = number[after]
-                before[number[after]].add(i)
-    final = np.zeros(len(table), dtype=bool)
-    final[[number[state] for state in index.get_final_states() if state in number]] = True
-    alive = _reached(before, final)
+            if byte != _END:
+                table[number[state], byte] = number.get(after, DEAD)
+    over = np.zeros(len(table), dtype=bool)
+    over[[number[state] for state in index.get_final_states() if state in number]] = True
+    start, ends = number[index.get_initial_state()], np.arange(len(table))
+    for byte in FENCE.encode():
+        start, ends = int(table[start, byte]), table[ends, byte]
+    final = over[ends]
+    table[over[table]] = DEAD
+    alive = _reached(table, final)
     table[~alive[table]] = DEAD
-    table[~alive] = DEAD
-    made = Automaton(table, final, number[index.get_initial_state()])
-    start = made.run(made.start, FENCE.encode())
-    if start == DEAD:
+    if not alive[start]:
         raise RequestError(f"no text matches the expression {_short(regex)}")
     return Automaton(table, final, start)
 
 
-def _reached(before: dict[int, set[int]], final: np.ndarray) -> np.ndarray:
+def _reached(table: np.ndarray, final: np.ndarray) -> np.ndarray:
     """Which states lead to a final one."""
+    before: dict[int, list[int]] = defaultdict(list)
+    for state in range(1, len(table)):
+        for after in np.unique(table[state]).tolist():
+            before[after].append(state)
     alive, todo = np.zeros_like(final), np.flatnonzero(final).tolist()
     while todo:
         state = todo.pop()

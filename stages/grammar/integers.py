@@ -7,7 +7,7 @@ from . import pieces
 
 def between(least: int | None, most: int | None) -> str:
     """The integers from least to most, each written once: no leading zeros, no -0. None: no limit."""
-    parts = []
+    parts: list[str] = []
     if least is None or least < 0:
         up = None if least is None else -least
         parts += [f"-{part}" for part in _positive(1 if most is None or most >= 0 else -most, up)]

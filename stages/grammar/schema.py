@@ -123,14 +123,14 @@ def _apart(a: Any, b: Any, at: At) -> bool:
     """Whether two schemas differ in type, in their values, or in such a property that both require."""
     if not isinstance(a, dict) or not isinstance(b, dict):
         return False
-    mine, others = _choices(a), _choices(b)
-    if mine and others and not any(v == w for v in mine for w in others):
+    values, others = _choices(a), _choices(b)
+    if values and others and not any(v == w for v in values for w in others):
         return True
     if all(isinstance(one.get("type"), str) for one in (a, b)) and a["type"] != b["type"]:
         return {a["type"], b["type"]} != {"integer", "number"}
     for key in set(a.get("required", ())) & set(b.get("required", ())):
-        inner = [_resolved(one.get("properties", {}).get(key), at) for one in (a, b)]
-        if None not in inner and _apart(*inner, at):
+        mine, other = (_resolved(one.get("properties", {}).get(key), at) for one in (a, b))
+        if _apart(mine, other, at):
             return True
     return False
 
@@ -153,10 +153,16 @@ def _values(said: Mapping[str, Any], kinds: list[str], at: At) -> str:
 
 
 def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    types = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
-    return value is None if kind == "null" else kind in types and isinstance(value, types[kind])
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    types: Mapping[str, tuple[type, ...]] = {
+        "object": (dict,),
+        "array": (list,),
+        "string": (str,),
+        "integer": (int,),
+        "number": (int, float),
+    }
+    return isinstance(value, types.get(kind, ()))
 
 
 # -- types ---------------------------------------------------------------------------------------------------
