@@ -20,7 +20,7 @@ def between(least: int | None, most: int | None) -> str:
 
 def _positive(a: int, b: int | None) -> list[str]:
     """a ≥ 1 to b, a length at a time."""
-    parts = []
+    parts: list[str] = []
     width = len(str(a))
     while b is None or width <= len(str(b)):
         low, high = max(a, 10 ** (width - 1)), 10**width - 1
