@@ -53,7 +53,7 @@ class Constraints:
         for n in dict.fromkeys(slots[r] for r in mine):
             rows = [r for r in mine if slots[r] == n]
             tail = positions[rows[0]] - columns[rows[0]]
-            at = self._committed(n, tenants[n], before.history[n], tail)
+            at = self.committed(n, tenants[n], before.history[n], tail)
             states = [at.state]
             for draft in before.window[n, 1 : 1 + max(columns[r] for r in rows)].tolist():
                 states.append(at.matcher.advance(states[-1], draft))
@@ -62,7 +62,8 @@ class Constraints:
                     allowed[r] = at.matcher.mask(states[columns[r]])
         return allowed
 
-    def _committed(self, n: int, who: Tenant, history: Tensor, tail: int) -> Reached:
+    def committed(self, n: int, who: Tenant, history: Tensor, tail: int) -> Reached:
+        """After the tokens [≥ tail + 1] of slot n up to its tail."""
         known = self._reached.get(n)
         if known is None or known.uid != who.uid:
             assert who.params.grammar is not None
