@@ -68,8 +68,6 @@ def test_whatever_is_drafted_the_text_is_the_same(name, k):
         [output] = generate([made], [Request(PROMPT, 20, sampling=params)])
         assert output.token_ids == (*ids("ab12"), EOS)
         assert output.finish_reason == "stop"
-        if name == "outside":
-            assert output.counts.num_accepted_tokens == 0
         if name == "right" and k == 9:
             assert output.counts.steps == 1
 
@@ -148,7 +146,7 @@ def test_a_journal_is_all_that_another_engine_needs(k):
     first, second = engine(SAYS, drafts, k), engine(SAYS, drafts, k)
     for i, request in enumerate(asked):
         first.add(i, request)
-    for _ in range(3):
+    for _ in range(2):
         first.step()
     lives = first.withdraw()
     assert all(0 < live.made < 9 for live in lives)
