@@ -48,6 +48,7 @@ def build(state: State) -> FastAPI:
         app.add_api_route(path, _bound(handler, state), methods=["POST"], name=handler.__name__, openapi_extra=schema)
     looks: list[tuple[str, Handler]] = [
         ("/v1/models", models),
+        ("/v1/models/{name:path}", model),
         ("/health", health),
         ("/metrics", metrics),
         ("/version", show_version),
@@ -79,9 +80,17 @@ def _bound(handler: Handler, state: State) -> Callable[[Request], Awaitable[Resp
 
 async def models(request: Request, state: State) -> Response:
     """``/v1/models``"""
-    serving = state.ready()
-    shared = {"object": "model", "created": state.created, "owned_by": "draftline", "max_model_len": serving.max_len}
-    return JSONResponse({"object": "list", "data": [{"id": name, **shared} for name in serving.names]})
+    return JSONResponse({"object": "list", "data": [_model(name, state) for name in state.ready().names]})
+
+
+async def model(request: Request, state: State) -> Response:
+    """``/v1/models/NAME``"""
+    return JSONResponse(_model(state.check_model(request.path_params["name"]), state))
+
+
+def _model(name: str, state: State) -> dict[str, Any]:
+    shared = {"object": "model", "created": state.created, "owned_by": "draftline"}
+    return {"id": name, **shared, "max_model_len": state.ready().max_len}
 
 
 async def health(request: Request, state: State) -> Response:

@@ -132,6 +132,8 @@ def test_the_context_is_full(server: Server, plain):
 
 def test_models_version_health(server: Server):
     assert [m.id for m in server.client().models.list()] == ["tiny", "alias"]
+    assert server.client().models.retrieve("alias").id == "alias"
+    assert server.get("/v1/models/other").status_code == 404
     assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 1024
     assert server.get("/version").json()["version"]
     assert server.get("/health").status_code == 200
