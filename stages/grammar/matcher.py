@@ -24,7 +24,8 @@ END = -1
 MOST_AUTOMATA, MOST_BYTES = 16, 128 << 20
 """Kept in a process: automata, and bytes of masks. The one that was not used for longest goes."""
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 Masks = OrderedDict[tuple["Matcher", int], Tensor]
 
 
