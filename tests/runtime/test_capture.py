@@ -24,6 +24,7 @@ from draftline.runtime.cli import main
 from draftline.runtime.pipeline import Pipeline, open_pipeline
 from draftline.runtime.settings import merge
 from draftline.stages.models.core import Rows
+from draftline.stages.sampling.params import Grammar, SamplingParams
 
 PROMPTS = ["def read_lines(path):\n    ", "class Stack:\n    def __init__(self):\n", "import os\nimport sys\n\nfor"]
 NEW = 24
@@ -85,6 +86,20 @@ def test_tokens_equal_plain_decoding_and_nothing_is_compiled(opened, plain, k):
     assert (compilations(), runtime.captures) == (before, captured)
     assert runtime.totals.waves > waves
     assert before >= 6  # target: forward, greedy; drafter: forward of 20, 2 and 8 rows, greedy
+
+
+def test_grammars_are_served_without_compiling_either(opened):
+    """Their drafts need the drafter's logits, which plain ones do not."""
+    runtime = opened.engine.runtime
+    before, captured = compilations(), runtime.captures
+    form = SamplingParams(grammar=Grammar("regex", "def [a-z]+\\([a-z, ]*\\):"))
+    texts = []
+    for k in (0, 3, 9):
+        [output] = opened.generate(PROMPTS[:1], max_new_tokens=NEW, num_speculative_tokens=k, sampling=form)
+        texts.append(output.token_ids)
+    assert (compilations(), runtime.captures) == (before, captured)
+    assert texts[0] == texts[1] == texts[2]
+    assert opened.text.decode(texts[0]).startswith("def ")
 
 
 def test_rows_are_bitwise_the_same_at_every_depth(opened, plain, twin):
