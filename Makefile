@@ -25,7 +25,8 @@ run: $(VENV)/installed
 
 test: run $(VENV)/installed-test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 bench: $(VENV)/installed-test
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only --benchmark-autosave

@@ -3,9 +3,9 @@
 Knows: admission, reservation, preemption, shared prefixes. Does not know: plans, what a step computes.
 
 Requests are served in the order in which they came. One is admitted when a slot is free and so many pages that its
-journal and its next window fit and everybody who runs has one page to grow. Where pages run out nevertheless, the
-latest arrival gives all of its own back and waits at the head of the queue; it is filled again from its journal, prompt
-and committed tokens, when it has its next turn.
+journal and its next window fit and everybody who runs and may grow has one page to grow into. Where pages run out
+nevertheless, the latest arrival gives all of its own back and waits at the head of the queue; it is filled again from
+its journal, prompt and committed tokens, when it has its next turn.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Scheduler:
         positions = min(len(live.tokens) + k_max, self.sizes.max_model_len)
         wanted = -(-positions // self.sizes.page_size) - len(hit.keys)
         free = self.pages.num_free - self.pages.num_waiting(hit.keys)
-        return wanted + len(self.live) <= free or (not self.live and wanted <= free)
+        growing = sum(len(self.pages.held(n)) < self.sizes.pages_per_slot for n in self.live)
+        return wanted + growing <= free
 
     def reserve(self, batch: Sequence[Live], positions: Callable[[Live], int]) -> list[Live]:
         """Pages for ``positions(live)`` of each, the earliest arrivals first; those of ``batch`` that have them. The

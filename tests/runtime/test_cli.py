@@ -369,6 +369,7 @@ def test_as_a_command_elsewhere_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.alone
 def test_ctrl_c_ends_quietly_and_soon(tmp_path):
     flags = ["--prompt", "def main():", "--max-new-tokens", "900", "--stream", "--ignore-eos", "-K", "0"]
     process = subprocess.Popen(

@@ -250,6 +250,7 @@ def test_a_script_that_forgets_to_close_leaves_nothing(clean):
     driver.stdout.close()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("when", "send", "replicas"),
@@ -296,6 +297,7 @@ def test_an_interrupt_ends_soon_and_clean(clean, tmp_path, when, send, replicas)
     assert os.listdir(clean) == []
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 def test_ctrl_c_in_a_terminal_leaves_it_as_it_was(clean):
     """The terminal sends the interrupt to its whole foreground group; the cursor that the progress bar hid is back."""
