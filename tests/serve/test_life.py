@@ -36,7 +36,8 @@ def open_stream(server: Server, max_tokens: int) -> tuple[threading.Thread, list
     lines: list[str] = []
 
     def read() -> None:
-        with httpx.stream("POST", server.url + "/v1/completions", json={**LONG, "max_tokens": max_tokens}) as got:
+        body = {**LONG, "max_tokens": max_tokens}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as got:
             assert got.status_code == 200
             lines.extend(line for line in got.iter_lines() if line)
 
