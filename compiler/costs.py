@@ -35,9 +35,12 @@ class CostTable:
                 raise PlanError(f"cost of ({entry.stage}, {entry.width}) is {entry.micros}, want a finite time")
 
     def entry(self, stage: str, width: int) -> CostEntry:
-        """Return the most specific entry: (stage, width), (stage, any), (any, any). Raises PlanError."""
+        """Return the most specific entry: (stage, width), (stage, any), those of the stage that it is a kind of
+        (``verify`` of ``verify.rejection``), (any, any). Raises PlanError."""
         table = {(e.stage, e.width): e for e in self.entries}
-        for wanted in ((stage, width), (stage, 0), ("*", 0)):
+        parts = stage.split(".")
+        kinds = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        for wanted in (*((kind, w) for kind in kinds for w in (width, 0)), ("*", 0)):
             if wanted in table:
                 return table[wanted]
         raise PlanError(

@@ -131,6 +131,7 @@ class SettingsModel(_Strict):
     max_num_batched_tokens: Positive | None = None
     num_pages: Annotated[StrictInt, Field(ge=0)] | None = None
     prefix_caching: StrictBool | None = None
+    async_scheduling: StrictBool | None = None
     max_new_tokens: Positive | None = None
     runtime: Literal["inline", "zmq"] | None = None
     threads: Annotated[StrictInt, Field(ge=0)] | None = None

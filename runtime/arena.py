@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,7 +96,7 @@ def rehearsal_arena(plan: Plan) -> Arena:
     return arena
 
 
-def metadata_arrays(plan: Plan, metadata: Tensor) -> dict[str, object]:
+def metadata_arrays(plan: Plan, metadata: Tensor) -> dict[str, np.ndarray]:
     """Input name → numpy view of ``metadata`` [bytes] uint8, for every int64 input of the plan."""
     start, size = plan.metadata
     return {

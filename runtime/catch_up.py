@@ -17,6 +17,7 @@ from typing import Literal
 
 from draftline.graph.core import Graph
 
+from .ahead import ALL, MORE, NOTHING, UNSEEN
 from .deployment import Lookup, keeps_recent, models_of, needs_mtp
 from .request import Live
 
@@ -51,6 +52,17 @@ class CatchUp:
         if self.kind == "model":
             return live.num_recent > self.most
         return self.kind == "mtp" and live.seen < len(live.tokens) - 1 - live.num_recent
+
+    def rule(self, depth: int | None, cap: int) -> int | None:
+        """What a drafter is told after a step of ``depth`` drafts (None: that ran no drafter) in a step that may have
+        ``cap``, before the step's tokens are known (``ahead.py``); None: that depends on what was missed before."""
+        if self.kind == "none":
+            return NOTHING
+        if self.kind == "model":
+            return UNSEEN if depth else None
+        if depth is not None:
+            return ALL
+        return None if cap else MORE if self.keeps else ALL
 
     def filled(self, live: Live) -> None:
         """All rows before the tail are there; an MTP layer has the streams of the last of them."""

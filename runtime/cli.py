@@ -28,7 +28,7 @@ from draftline.graph.core import Graph
 from draftline.graph.errors import DraftlineError, RequestError, UsageError, WorkerError, WorkerLostError, nearest
 from draftline.graph.yaml import json_schema, load_graph
 
-from . import prompts
+from . import prompts, sampling_flags
 from .costing import STORED
 from .deployment import needs_mtp, uses_drafts
 from .flags import Parser, add_flags, number, prepared, say
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--prompt", action="append", default=[], metavar="P", help="a prompt; may be repeated")
     p.add_argument("--prompt-file", type=Path, metavar="F.jsonl", help='one {"prompt": "…"} per line')
     p.add_argument("--max-new-tokens", metavar="N", help="most tokens per prompt")
+    sampling_flags.add_flags(p)
     p.add_argument("--trace", type=Path, metavar="OUT.json", help="write a trace for Perfetto or chrome://tracing")
     p.add_argument("--metrics-port", metavar="PORT", help="serve Prometheus metrics on 127.0.0.1")
     p.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
@@ -107,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json and args.stream:
         raise UsageError("--json prints whole objects and --stream prints parts; give one of them")
+    sampling_flags.from_flags(args)  # before anything is loaded
     if args.no_plan_cache and args.plan_cache is not None:
         raise UsageError("--plan-cache names a cache and --no-plan-cache wants none; give one of them")
     sys.path.insert(0, os.getcwd())  # stages named package.module:Class may lie beside the graph
@@ -181,9 +183,14 @@ def _generate(args: argparse.Namespace, prepared: Prepared, wanted: Sequence[pro
 
 
 def _decode(args: argparse.Namespace, pipeline: Pipeline, wanted: Sequence[prompts.Prompt]) -> int:
+    flags = sampling_flags.from_flags(args)
     requests = [
         pipeline.request(
-            p.text, p.max_new_tokens, num_speculative_tokens=p.num_speculative_tokens, ignore_eos=args.ignore_eos
+            p.text,
+            p.max_new_tokens,
+            num_speculative_tokens=p.num_speculative_tokens,
+            ignore_eos=args.ignore_eos,
+            sampling=sampling_flags.params(flags, p.sampling),
         )
         for p in wanted
     ]

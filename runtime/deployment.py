@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from draftline.compiler.plan import Kinds, Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import CapacityError, UsageError
 from draftline.stages.caches.core import Geometry
+from draftline.stages.grammar.matcher import Grammars
+from draftline.stages.grammar.tokens import read_tokens
 from draftline.stages.models.core import Loaded, ModelFiles, Shape
 from draftline.stages.models.registry import Kernels, cache_bytes, load_model, locate, read_shape, uses_native
 from draftline.stages.registry import lookup as builtin_lookup
@@ -53,6 +55,8 @@ class Sizes:
     """Rows of a step, windows and prompts together."""
     num_pages: int = 0
     """Cache pages of all requests together; 0: as many as all slots can ever use."""
+    async_scheduling: bool = True
+    """Prepare a step while the one before runs, where the runtime gains by it."""
     prefix_caching: bool = False
     snapshots: int = 0
     """Rings kept for shared prefixes, where the model has rings."""
@@ -218,7 +222,8 @@ def load(files: ModelFiles, sizes: Sizes, uses: Collection[str] = ("target", "dr
         ) from error
     if uses_native(files, sizes.kernels, model.device):
         torch.set_num_threads(1)
-    return model
+    shape = model.shape
+    return replace(model, grammars=Grammars(lambda: read_tokens(files.folder, shape.vocab_size, shape.eos_token_ids)))
 
 
 def shape(model: str, mtp: str = "") -> Shape:

@@ -22,15 +22,16 @@ from draftline.graph.errors import CapacityError, StageError, WorkerError, Worke
 from .adaptive import Policy
 from .catch_up import CatchUp
 from .deployment import Compiler, depths
+from .ends import NOTHING_LEFT, cut
 from .filling import Filling
-from .metadata import FILL, STEP, check_names, write_step
+from .metadata import FILL, STEP, check_names
 from .observe import Observer
 from .recovery import Recovery
 from .request import Delta, FinishReason, Listener, Live, Output, Request
 from .running import Bound, Flow, Runtime, call, drive
 from .sampled import Sampled, read_logprobs
 from .scheduler import Scheduler
-from .stopping import reasons
+from .stepping import Step, Stepping
 from .text import Text
 
 
@@ -62,8 +63,8 @@ class Engine:
         prefill = follow(prefill, graph, compiler.lookup, "cpu:0")
         fills = [compiler.plan(prefill, self.k_max, rows=rows)[0] for rows in (None, self.sizes.tile)]
         self.runtime, self.observer, self.policy = runtime, observer or Observer(), policy
+        self.overlaps = runtime.overlaps and self.sizes.async_scheduling
         bound = runtime.bind([*plans, *fills])
-        self._decode = {b.plan.num_speculative_tokens: b for b in bound[:-2]}
         for b, known in ((bound[0], STEP), (bound[-1], FILL)):
             check_names(b.inputs, known, b.plan.name)
         self._sampled = Sampled.of(plans[0], self.shape, text)
@@ -71,6 +72,9 @@ class Engine:
         shares = self.sizes.prefix_caching and (not self.sizes.snapshots or "restore" in bound[-1].inputs)
         self.scheduler = Scheduler(self.sizes, max_waiting, shares)
         self._filling = Filling(runtime, bound[-2], bound[-1], self.scheduler, self._catch_up, self.observer)
+        decode = {b.plan.num_speculative_tokens: b for b in bound[:-2]}
+        self.stepping = Stepping(decode, self.scheduler, self._catch_up, policy, self._sampled.everyone)
+        self._ahead: Step | None = None
         self._done: list[Output] = []
         self._recovery = Recovery()
 
@@ -87,7 +91,7 @@ class Engine:
             )
         live = Live(index, request, list(request.prompt), queued=time.perf_counter())
         self._sampled.admit(live)
-        if self._wanted(live) > 0:
+        if self.stepping.wanted(live) > 0:
             s.enqueue(live)
         else:
             self._begin(live)
@@ -110,8 +114,9 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run, and those whose outputs nobody has fetched."""
-        return len(self.scheduler.waiting) + len(self.scheduler.live) + len(self._done)
+        """Requests that wait or run, those whose outputs nobody has fetched, and a step that nobody needs any more."""
+        s = self.scheduler
+        return len(s.waiting) + len(s.live) + len(self._done) + (self._ahead is not None and not s.live)
 
     @property
     def num_free(self) -> int:
@@ -124,6 +129,7 @@ class Engine:
 
     def withdraw(self) -> list[Live]:
         """Take all unfinished requests out, with their journals: their workers are down for good."""
+        self._ahead = None
         return self.scheduler.withdraw()
 
     def fail(self, live: Live, error: str) -> None:
@@ -150,6 +156,7 @@ class Engine:
         try:
             return drive(self.flow(listen))
         except BaseException:
+            self._ahead = None
             self.runtime.abandon()
             raise
 
@@ -158,24 +165,23 @@ class Engine:
         the journal. Raises WorkerLostError once the workers are down for good."""
         for live in [live for live in self.scheduler.live.values() if live.cancelled]:
             self._finish(live, "abort")
-        self.admit()
+        if self._ahead is None:
+            self.admit()
         batch = self._recovery.batch(self.scheduler.by_arrival)
-        if batch:
-            try:
-                yield from self._filling.fill(batch, self._fill_budget(batch))
-                ready = self.scheduler.reserve([live for live in batch if live.cached], self._window)
-                if ready:
-                    yield from self._filling.fill_missed([live for live in ready if self._depth(live)])
-                    yield from self._decode_step(ready, listen)
-                    self._recovery.succeeded(batch, self.scheduler.by_arrival)
-            except (StageError, WorkerError) as error:
-                self.observer.failed(error)
-                # First of all, so that whoever gives the flow up meanwhile leaves nobody who counts on lost caches.
-                for live in self._recovery.failed(error, batch, self.scheduler.by_arrival):
-                    self.fail(live, str(error))
-                if isinstance(error, WorkerError):
-                    self.scheduler.lost()
-                    yield from self._restart()
+        try:
+            step = self._ahead or (yield from self._begin_step(batch))
+            if step is not None:
+                yield from self._finish_step(step, listen)
+                self._recovery.succeeded(batch, self.scheduler.by_arrival)
+        except (StageError, WorkerError) as error:
+            self._ahead = None
+            self.observer.failed(error)
+            # First of all, so that whoever gives the flow up meanwhile leaves nobody who counts on lost caches.
+            for live in self._recovery.failed(error, batch, self.scheduler.by_arrival):
+                self.fail(live, str(error))
+            if isinstance(error, WorkerError):
+                self.scheduler.lost()
+                yield from self._restart()
         return self.drain()
 
     def _restart(self) -> Flow[None]:
@@ -187,58 +193,52 @@ class Engine:
             except WorkerStartError as error:
                 self.observer.failed(error)
 
-    def _decode_step(self, batch: Sequence[Live], listen: Listener | None) -> Flow[None]:
+    def _begin_step(self, batch: Sequence[Live]) -> Flow[Step | None]:
+        """Fill caches, reserve the windows, and begin a decode step of those who are ready for one."""
+        yield from self._filling.fill(batch, self._fill_budget(batch))
+        ready = self.scheduler.reserve([live for live in batch if live.cached], self.stepping.window)
+        if not ready:
+            return None
+        yield from self._filling.fill_missed([live for live in ready if self.stepping.depth(live)])
         began = time.monotonic_ns()
-        bound, depth = self.prepare_step(batch)
-        out = yield from call(self.runtime.start(bound))
-        self._post_process(batch, bound.plan, depth, {name: t.numpy() for name, t in out.items()}, listen)
-        self.observer.stepped(self.runtime, bound.plan, began, batch)
+        bound, depth = self.stepping.prepare(ready)
+        return self._step(bound, ready, depth, began, follows=False)
+
+    def _step(self, bound: Bound, ready: Sequence[Live], caps: dict[int, int], began: int, follows: bool) -> Step:
+        batch = tuple((live, live.slot) for live in ready)
+        return Step(bound, batch, caps, began, self.runtime.start(bound, follows))
+
+    def _finish_step(self, step: Step, listen: Listener | None) -> Flow[None]:
+        """Wait for a step. Meanwhile the next one is prepared; it begins before this one's results are looked at."""
+        following = None
+        if self.overlaps and not self.observer.traces:
+            following = self.stepping.prepare_ahead(step)
+        out = yield from call(step.pending)
+        self._ahead, results = None, {name: t.numpy() for name, t in out.items()}
+        holders, depth = step.holders, self.stepping.drafts(step)
+        if following is not None:
+            results = {name: array.copy() for name, array in results.items()}
+            self._ahead = self._step(following[0], holders, following[1], time.monotonic_ns(), follows=True)
+        self._post_process(holders, step.bound.plan, depth, results, listen)
+        self.observer.stepped(self.runtime, step.bound.plan, step.began, holders)
 
     def admit(self) -> None:
         """Let those who wait begin, as far as slots and pages go."""
         for live in self.scheduler.admit(self.k_max):
             self._begin(live)
 
-    def prepare_step(self, batch: Sequence[Live] | None = None) -> tuple[Bound, dict[int, int]]:
-        """Depth per slot of the batch, the plan that covers it with its metadata filled, pages reserved; nothing has
-        run. Without a batch: for all that run."""
-        if batch is None:
-            batch = self.scheduler.reserve(self.scheduler.by_arrival, self._window)
-        depth = {live.slot.index: self._depth(live) for live in batch}
-        k = max(depth.values())
-        if self.policy is not None:
-            # Rows that no drafter has seen wait in M places; before those are all taken, some step must draft.
-            full = any(depth[live.slot.index] and live.num_recent > self.k_max for live in batch)
-            k = self.policy.choose([(live.evidence, depth[live.slot.index]) for live in batch], least=int(full))
-            depth = {n: min(d, k) for n, d in depth.items()}
-        bound = self._decode[min(known for known in self._decode if known >= k)]
-        bound.plan.covers(len(batch), k)
-        write_step(bound.inputs, batch, depth, self.scheduler.table, self._sampled.everyone)
-        return bound, depth
+    def prepare_step(self) -> tuple[Bound, dict[int, int]]:
+        """The next step of all that run, with pages reserved, and the depth of each slot; nothing has run."""
+        return self.stepping.prepare(self.scheduler.reserve(self.scheduler.by_arrival, self.stepping.window))
 
     def journal(self, slot: int) -> tuple[int, ...]:
         """New tokens committed so far by the request in ``slot``."""
         return tuple(self.scheduler.live[slot].new_tokens)
 
-    def _window(self, live: Live) -> int:
-        """Positions that the next step may write, all of them reserved before it starts (DESIGN §4.6)."""
-        return len(live.tokens) + self._depth(live)
-
-    def _depth(self, live: Live) -> int:
-        """K_eff: drafts that this request can still use, 0 … K (DESIGN §4.6)."""
-        if not self._catch_up.can_draft(live):
-            return 0
-        k = live.request.num_speculative_tokens
-        return max(0, min(self.k_max if k is None else min(k, self.k_max), self._wanted(live) - 1))
-
-    def _wanted(self, live: Live) -> int:
-        """Tokens that the request may still get: its own limit, and the context's."""
-        return min(live.request.max_new_tokens - live.made, self.sizes.max_model_len - len(live.tokens))
-
     def _fill_budget(self, batch: Sequence[Live]) -> int:
         """Rows that may be filled in this step beside the windows of those that decode: never so few that whoever is
         filled must wait for others to end."""
-        decoding = sum(1 + self._depth(live) for live in batch if live.cached)
+        decoding = sum(1 + self.stepping.depth(live) for live in batch if live.cached)
         return max(self.sizes.max_num_batched_tokens - decoding, self.sizes.prefill_tile)
 
     def _post_process(
@@ -254,7 +254,7 @@ class Engine:
             n = live.slot.index
             new = [int(t) for t in out["tokens"][n, : out["count"][n]]]
             drafts = depth[n] if proposed is None else int(proposed[n])
-            kept, reason = self._cut(live, new)
+            kept, reason = cut(live, new, self.shape.eos_token_ids, self.sizes.max_model_len)
             self._catch_up.stepped(live, depth[n] if drafting else None, len(new))
             logprobs = read_logprobs(live, out, kept)
             live.tokens.extend(kept)
@@ -266,21 +266,7 @@ class Engine:
             if listen is not None and kept:
                 listen(Delta(live.index, tuple(kept), logprobs))
             if reason is not None:
-                self._finish(live, reason)
-
-    def _cut(self, live: Live, new: Sequence[int]) -> tuple[list[int], FinishReason | None]:
-        """Keep what comes before a stop: nothing behind one is returned, counted or charged."""
-        eos = () if live.request.ignore_eos else self.shape.eos_token_ids
-        stops = reasons(new, eos, live.request.sampling.stop_token_ids, live.stops)
-        for i, (stopped, reason) in enumerate(stops, 1):
-            if stopped:
-                live.stop_reason = reason
-                return list(new[:i]), "stop"
-            if live.made + i == live.request.max_new_tokens:
-                return list(new[:i]), "length"
-            if len(live.tokens) + i == self.sizes.max_model_len:
-                return list(new[:i]), "context"
-        return list(new), None
+                self._finish(live, reason, NOTHING_LEFT if reason == "error" else None)
 
     def _finish(self, live: Live, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.release(live)

@@ -176,6 +176,7 @@ def build_stages(
                 own.target,
                 own.drafter,
                 own.draft_model,
+                model.grammars,
             )
             for run in {run.node: run for run in segment.runs}.values():
                 stages[run.node] = lookup(run.stage)(context, **dict(run.options))

@@ -58,6 +58,9 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None, help="share rows of prompts"
     )
+    p.add_argument(
+        "--async-scheduling", action=argparse.BooleanOptionalAction, default=None, help="prepare a step while one runs"
+    )
     p.add_argument("--dtype", choices=["fp32", "bf16"])
     p.add_argument(
         "--kernels", choices=list(KERNELS), help="native: C++, compiled at first use; reference: plain torch"
@@ -89,7 +92,7 @@ def prepared(
     the graph and the replicas asked for. ``more``: settings that win. Raises GraphError, UsageError, ModelError."""
     wish = speculation.resolve(args, warn)
     graph = load_graph(args.graph, args.set)
-    if wish.stage is not None and all(node.stage != wish.stage for node in graph.nodes):
+    if wish.stage is not None and all(f"{wish.stage}." not in f"{node.stage}." for node in graph.nodes):
         drafters = ", ".join(n.stage for n in graph.nodes if n.stage.startswith("draft.")) or "none"
         raise UsageError(
             f"--speculative-config: the method needs stage {wish.stage!r}, graph {graph.name!r} drafts with: {drafters}"
@@ -97,6 +100,7 @@ def prepared(
     wishes: dict[str, Any] = {"num_speculative_tokens": wish.k, "draft_model": wish.draft_model}
     named = ("model", "mtp", "kernels", "layouts", "dtype", "capture", "runtime", "overlap")
     wishes |= {name: getattr(args, name) for name in named}
+    wishes["async_scheduling"] = args.async_scheduling
     wishes["prefix_caching"] = args.enable_prefix_caching
     for name in ("max_restarts", "threads", "num_pages"):
         wishes[name] = integer("--" + name.replace("_", "-"), getattr(args, name), 0)

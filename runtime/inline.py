@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from draftline.compiler.plan import Plan
 from draftline.graph.errors import DraftlineError, PlanError, WorkerLostError
 from draftline.stages.models.core import Loaded
 
+from . import ahead
 from .arena import Arena, ArenaLayout, arena_layout, metadata_arrays
 from .execute import Captures, Lookup, Program, ResolvedRun, build_stages
 from .running import Over, Pending, Totals
@@ -42,8 +41,11 @@ class BoundPlan:
         self.plan, self.number = plan, number
         self.arena = Arena(plan, memory, layout)
         # The driver fills these views; the bytes go to the arena in one copy per step.
-        self._host = torch.zeros(plan.metadata[1], dtype=torch.uint8)
-        self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = metadata_arrays(plan, self._host)  # type: ignore[assignment]
+        self._bank = ahead.bank(plan, torch.zeros(ahead.bank_bytes([plan]), dtype=torch.uint8))
+        self.inputs, self.lines = self._bank.inputs, self._bank.lines
+        self._in_arena = metadata_arrays(plan, self.arena.metadata)
+        self.committed = ahead.committed(plan, self.arena)
+        self.before: ahead.Committed | None = None
         self.outputs = {name: self.arena.view(view) for name, view in plan.outputs}
         stages = build_stages(plan, [w.device for w in plan.workers], model, lookup, captures)
         self.programs = [
@@ -52,7 +54,7 @@ class BoundPlan:
         ]
 
     def _read(self) -> None:
-        self.arena.metadata.copy_(self._host)
+        ahead.read(self._bank, self.arena, self._in_arena, self.before)
 
     def active_runs(self) -> Iterator[tuple[ResolvedRun, int]]:
         """``Program.active_runs`` of the only program. Raises PlanError for a plan on several devices."""
@@ -103,7 +105,8 @@ class InlineRuntime:
         self._spans: dict[str, Spans] = {}
         self.bound: list[BoundPlan] = []
         self.totals = Totals()
-        self.step = 0
+        self.step, self.overlaps = 0, False
+        self._last: BoundPlan | None = None
 
     @property
     def captures(self) -> int:
@@ -133,8 +136,10 @@ class InlineRuntime:
         """(device, spans) of every worker program, in the order of the plans' programs."""
         return list(self._spans.items())
 
-    def start(self, bound: BoundPlan) -> Pending:
+    def start(self, bound: BoundPlan, follows: bool = False) -> Pending:
         """Run one call; what is given back is over already."""
+        bound.before = self._last.committed if follows and self._last is not None else None
+        self._last = bound
         try:
             self._run(bound)
         except DraftlineError as error:

@@ -22,6 +22,9 @@ log = logging.getLogger("draftline")
 class Observer:
     """Called by the engine. ``group`` is the number of the replica."""
 
+    traces = False
+    """Whether it must see a step's spans before the next one begins."""
+
     def __init__(self, group: int = 0) -> None:
         self.group = group
         self._since, self._counts = time.monotonic(), Counts()

@@ -23,7 +23,9 @@ from prometheus_client import CollectorRegistry
 from draftline.compiler.cache import CacheReport
 from draftline.compiler.capture import backend
 from draftline.compiler.compile import Dump
+from draftline.compiler.core import signature_of
 from draftline.compiler.costs import DISPATCH
+from draftline.compiler.passes.bind import stage_nodes
 from draftline.compiler.plan import Plan
 from draftline.graph.core import Graph
 from draftline.graph.errors import UsageError
@@ -214,6 +216,8 @@ class Pipeline:
 def depth_policy(prepared: Prepared) -> DepthPolicy:
     """Chooses K per step by the measured costs. Raises PlanError if a depth was not measured."""
     p, record = prepared, prepared.costs.record
+    signatures = ((node.stage, signature_of(p.compiler.lookup, node.stage)) for _, node in stage_nodes(p.graph))
+    verify = next((stage for stage, signature in signatures if signature.per_wave), "verify")
     chunks = []
     for k in range(p.sizes.k_max + 1):
         layout, costs = p.compiler.plan(p.graph, k)[0].layout, p.costs.table
@@ -222,7 +226,7 @@ def depth_policy(prepared: Prepared) -> DepthPolicy:
             Chunks(
                 tuple(chunk.start for chunk in layout.chunks[1:]),
                 1 if isinstance(layout.chosen, Packed) else layout.chosen.requests,
-                costs.micros("verify", tile),
+                costs.micros(verify, tile),
                 costs.micros(DISPATCH, tile) + costs.micros("accept.greedy", tile),
             )
         )

@@ -9,17 +9,21 @@ from typing import Any
 
 from draftline.graph.errors import RequestError, nearest
 
-_KEYS = ("prompt", "max_new_tokens", "num_speculative_tokens")
+from . import sampling_flags
+
+_KEYS = ("prompt", "max_new_tokens", "num_speculative_tokens", *sampling_flags.KEYS)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's text; None means the run's own value. ``where`` names it in messages."""
+    """A prompt's text; None means the run's own value. ``where`` names it in messages. ``sampling``: its own (name,
+    value) pairs of sampling parameters."""
 
     text: str
     where: str
     max_new_tokens: int | None = None
     num_speculative_tokens: int | None = None
+    sampling: tuple[tuple[str, Any], ...] = ()
 
 
 def from_flags(texts: list[str]) -> list[Prompt]:
@@ -28,7 +32,7 @@ def from_flags(texts: list[str]) -> list[Prompt]:
 
 
 def from_file(path: Path) -> list[Prompt]:
-    """One per line: ``{"prompt": "…"}``, with max_new_tokens and num_speculative_tokens if wanted.
+    """One per line: ``{"prompt": "…"}``, with max_new_tokens, num_speculative_tokens and sampling parameters if wanted.
 
     Raises RequestError with file and line.
     """
@@ -58,7 +62,8 @@ def _parse(line: str, where: str) -> Prompt:
         n = value.get(key)
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < least):
             raise RequestError(f"{where}: {key} is {json.dumps(n)}; an integer of {least} or more is wanted")
-    return _checked(Prompt(value["prompt"], where, value.get("max_new_tokens"), value.get("num_speculative_tokens")))
+    limits = value.get("max_new_tokens"), value.get("num_speculative_tokens")
+    return _checked(Prompt(value["prompt"], where, *limits, sampling_flags.from_line(value, where)))
 
 
 def _checked(prompt: Prompt) -> Prompt:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from draftline.stages.sampling.params import TokenLogprobs
 
 from .calibration import Record
 from .request import Output
@@ -30,9 +32,15 @@ def json_line(prompt: str, text: str, output: Output) -> str:
             "mean_acceptance_length": round(counts.mean_acceptance_length, 4),
             "num_speculative_tokens": k,
             **({} if output.error is None else {"error": output.error}),
+            **({"logprobs": [_logprob(one) for one in output.logprobs]} if output.logprobs else {}),
             "timing": {"prefill": round(output.prefill_seconds, 6), "decode": round(output.decode_seconds, 6)},
         }
     )
+
+
+def _logprob(one: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": round(value, 6)} for token, value in one.top]
+    return {"token_id": one.token, "logprob": round(one.logprob, 6), "rank": one.rank, "top": top}
 
 
 def costs_table(record: Record) -> str:

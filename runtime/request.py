@@ -134,18 +134,20 @@ NOWHERE = Slot(-1, 0)
 class Live:
     """A request that waits or runs, with its journal: ``tokens`` are the prompt and what was committed.
 
-    ``cached``: the caches hold all rows before the tail, ``filled``: how many they hold until then. ``arrival``: when
-    it came, counted. Its part in prefix caching (``prefix.py``): ``keys`` of its pages, how many are ``published``, the
-    rings to ``restore``, the rows that it ``shared``. ``num_recent``: how many of the last tokens the
-    drafter is given in its next step, ``seen``: how many rows of its cache are right, see ``catch_up.py``. ``drafts``:
-    of the last step, of which ``accepted`` stood. ``strikes``: failures while it ran alone. ``evidence``: what adaptive
-    depth knows of its drafts. ``cancelled``: nobody wants it any more; the next step begins without it. ``words``: its
-    sampling parameters as a step is told them, None if greedy. ``stops``: looks for its stop strings."""
+    ``seat``: the last slot that it had. ``cached``: the caches hold all rows before the tail, ``filled``: how many
+    they hold until then. ``arrival``: when it came, counted. Its part in prefix caching (``prefix.py``): ``keys``
+    of its pages, how many are ``published``, the rings to ``restore``, the rows that it ``shared``. ``num_recent``:
+    how many of the last tokens the drafter is given in its next step, ``seen``: how many rows of its cache are
+    right, see ``catch_up.py``. ``drafts``: of the last step, of which ``accepted`` stood. ``strikes``: failures
+    while it ran alone. ``evidence``: what adaptive depth knows of its drafts. ``cancelled``: nobody wants it any
+    more; the next step begins without it. ``words``: its sampling parameters as a step is told them, None if
+    greedy. ``stops``: looks for its stop strings."""
 
     index: int
     request: Request
     tokens: list[int]
     slot: Slot = NOWHERE
+    seat: int = -1
     cached: bool = False
     filled: int = 0
     arrival: int = 0
@@ -168,8 +170,8 @@ class Live:
     cancelled: bool = False
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    words: np.ndarray | None = None
-    stops: StopStrings | None = None
+    words: np.ndarray | None = field(default=None, compare=False)
+    stops: StopStrings | None = field(default=None, compare=False)
 
     def lose(self) -> None:
         """Its rows have to be computed again."""

@@ -62,8 +62,14 @@ class Bound(Protocol):
     """A plan that a runtime can run."""
 
     plan: Plan
-    inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]]
-    """The driver fills these before each call."""
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The driver fills these before each call; where the runtime overlaps, also while one runs."""
+
+    @property
+    def lines(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Of a call that follows a step, how to complete its inputs (``ahead.py``)."""
 
 
 class Runtime(Protocol):
@@ -71,6 +77,8 @@ class Runtime(Protocol):
     in errors and in the trace."""
 
     step: int
+    overlaps: bool
+    """Whether there is anything to gain by preparing a call while another one runs."""
 
     @property
     def totals(self) -> Totals: ...
@@ -80,8 +88,9 @@ class Runtime(Protocol):
 
     def bind(self, plans: Sequence[Plan]) -> Sequence[Bound]: ...
 
-    def start(self, bound: Any) -> Pending:
-        """Begin one call on what the driver has put into ``bound.inputs``."""
+    def start(self, bound: Any, follows: bool = False) -> Pending:
+        """Begin one call on what the driver has put into ``bound.inputs``. It ``follows``: the inputs are completed by
+        what the call before has committed."""
 
     def restart(self) -> Pending:
         """Begin anew after a WorkerError, with empty caches. Raises WorkerLostError if that happened too often."""

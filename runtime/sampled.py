@@ -17,6 +17,7 @@ from draftline.stages.models.core import Shape
 from draftline.stages.sampling.params import GREEDY, TokenLogprobs
 from draftline.stages.sampling.wire import encode
 
+from .grammars import check_grammar
 from .request import Live, Request, check
 from .stopping import StopStrings
 from .text import Text
@@ -67,6 +68,8 @@ class Sampled:
                 f"{where}: {_asked(request)} cannot be had: graph {self.graph!r} has no input {missing!r} for its stage"
                 " verify; add it as in mtp.yaml, or ask for greedy tokens"
             )
+        if p.grammar is not None:
+            check_grammar(p.grammar, self.text, self.shape, where)
         if p.logprobs is not None and not self.logprobs:
             raise RequestError(
                 f"{where}: logprobs cannot be had: graph {self.graph!r} has no outputs {LOGPROBS!r} and {LOGPROB_IDS!r}"

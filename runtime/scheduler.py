@@ -73,6 +73,13 @@ class Scheduler:
         self.waiting.clear()
         return lives
 
+    def admits(self, k_max: int) -> bool:
+        """Whether ``admit`` would let somebody in."""
+        if not self.waiting or not self.slots.num_free:
+            return False
+        live = self.waiting[0]
+        return self._fits(live, self.prefix.find(live.keys) if self.prefix is not None else Hit(), k_max)
+
     def admit(self, k_max: int) -> Iterator[Live]:
         """Give slots and pages to those who wait, as far as they go; ``k_max``: drafts of a window."""
         while self.waiting and self.slots.num_free:
@@ -82,6 +89,7 @@ class Scheduler:
                 return
             self.waiting.popleft()
             live.slot = self.slots.lease()
+            live.seat = live.slot.index
             self.live[live.slot.index] = live
             if self.prefix is not None:
                 self.prefix.take(live, hit)

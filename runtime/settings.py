@@ -34,6 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_num_batched_tokens": 512,
     "num_pages": 0,  # 0: enough for all slots to be full at once, so that nobody is ever preempted
     "prefix_caching": True,
+    "async_scheduling": True,
     "max_new_tokens": 128,
     "runtime": "inline",
     "threads": 0,  # 0: by the model's size, see threads.py
@@ -101,6 +102,7 @@ class Settings:
     max_num_batched_tokens: int
     num_pages: int
     prefix_caching: bool
+    async_scheduling: bool
     max_new_tokens: int
     runtime: str
     threads: int
@@ -183,5 +185,6 @@ def sizes(settings: Settings, shape: Shape) -> Sizes:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_pages=settings.num_pages,
         prefix_caching=settings.prefix_caching,
+        async_scheduling=settings.async_scheduling,
         snapshots=SNAPSHOTS_PER_SLOT * settings.max_num_seqs if rings else 0,
     )

@@ -1,11 +1,11 @@
-"""What ends a request: an end-of-sequence token, a stop token, a stop string, a limit.
+"""Stop strings: which token completes one, and what text is left.
 
-Knows: tokens one at a time, text as it becomes certain. Does not know: steps, how many tokens one gave.
+Knows: tokens one at a time, text as it becomes certain. Does not know: requests, steps, other ends (``ends.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -89,17 +89,3 @@ def _overlap(text: str, stop: str) -> int:
     if at >= 0:
         return len(text) - at
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def reasons(
-    new: Sequence[int], eos: Sequence[int], stop_ids: Sequence[int], strings: StopStrings | None
-) -> Iterator[tuple[bool, int | str | None]]:
-    """For each new token whether it stops the request, and the stop reason: None at end-of-sequence, as in vLLM."""
-    for token in new:
-        completed = None if strings is None else strings.feed(token)
-        if token in eos:
-            yield True, None
-        elif token in stop_ids:
-            yield True, token
-        else:
-            yield completed is not None, completed

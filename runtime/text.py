@@ -57,7 +57,7 @@ class Text:
 
     def __init__(self, directory: Path) -> None:
         """Raises ModelError if the folder has no readable tokenizer.json."""
-        self._tokenizer = _read(directory / TOKENIZER)
+        self.directory, self._tokenizer = directory, _read(directory / TOKENIZER)
         self._added = frozenset(self._tokenizer.get_added_tokens_decoder())
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         self._byte_level = any(d.get("type") == "ByteLevel" for d in [decoder, *decoder.get("decoders", [])])

@@ -25,6 +25,7 @@ class Watching(Observer):
         super().__init__(group)
         self._trace, self._metrics, self._label = trace, metrics, str(group)
         self._named = False
+        self.traces = trace is not None
 
     def admitted(self, live: Live) -> None:
         super().admitted(live)
@@ -37,12 +38,12 @@ class Watching(Observer):
         again = sum(p >= len(live.request.prompt) - 1 for live, p in rows)
         if self._metrics is not None and again:
             self._metrics.replayed.labels(self._label).inc(again)
-        slots = {live.index: (live.slot.index, 0, 0) for live, _ in rows}
+        slots = {live.index: (live.seat, 0, 0) for live, _ in rows}
         self._spans(runtime, plan, began, "replay" if again else "prefill", slots)
 
     def stepped(self, runtime: Any, plan: Plan, began: int, batch: Sequence[Live]) -> None:
         super().stepped(runtime, plan, began, batch)
-        requests = {live.index: (live.slot.index, live.drafts, live.accepted) for live in batch}
+        requests = {live.index: (live.seat, live.drafts, live.accepted) for live in batch}
         self._spans(runtime, plan, began, f"step K={plan.num_speculative_tokens}", requests)
         if self._metrics is None:
             return

@@ -61,7 +61,8 @@ class StageContext:
 
     ``dims`` gives each graph symbol its value (``K``, ``N``, ``S``, …). ``target``, ``drafter``
     (the target's MTP layer or head) and ``draft_model`` (a language model of its own) are the models with their caches
-    (None where the graph runs without one).
+    (None where the graph runs without one). ``grammars`` (``grammar.matcher.Grammars``) is what all stages of a process
+    share of structured output, None where no tokenizer is at hand.
     """
 
     device: torch.device
@@ -71,6 +72,7 @@ class StageContext:
     target: Any = None
     drafter: Any = None
     draft_model: Any = None
+    grammars: Any = None
 
 
 @dataclass(frozen=True)

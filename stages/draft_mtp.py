@@ -13,7 +13,9 @@ from torch import Tensor
 from draftline.graph.core import Port, Signature
 
 from .core import Call, Inputs, StageContext
+from .grammar.course import Course, masked
 from .models.core import Rows
+from .sampling.processors import OUT
 
 
 class DraftMtp:
@@ -23,6 +25,8 @@ class DraftMtp:
     were written from the drafter's own streams, which costs acceptance if it stays (DESIGN §4.5). It is the
     same call that gives d1, so a step makes K calls. A slot with fewer drafts than this iteration is a pad row,
     and so is one whose verification has stopped already (``live`` false).
+
+    Where ``sampling`` and ``history`` are connected, a request with a grammar drafts what can follow in it.
     """
 
     signature = Signature(
@@ -35,6 +39,8 @@ class DraftMtp:
             Port("streams", ("N", "M", "H", "D"), "model"),
             Port("hidden", ("N", "H", "D"), "model", optional=True),
             Port("live", ("N",), "bool", optional=True),
+            Port("sampling", ("N", "Q"), "int64", optional=True),
+            Port("history", ("N", "L"), "int64", optional=True),
         ),
         outputs=(Port("token", ("N",), "int64"), Port("hidden", ("N", "H", "D"), "model")),
         uses=("drafter",),
@@ -42,7 +48,8 @@ class DraftMtp:
     )
 
     def __init__(self, context: StageContext) -> None:
-        self._drafter = context.drafter
+        self._drafter, self._vocab_size = context.drafter, context.dims.get("V", 0)
+        self._course = Course(context.grammars)
         n, m = context.dims["N"], context.dims["M"]
         self._slots = torch.arange(n, device=context.device)
         self._column = torch.arange(m, device=context.device)
@@ -62,11 +69,25 @@ class DraftMtp:
             slots = torch.where(drafting, self._slots, -1)
             last = self._drafter.forward(Rows(token, at, slots, self._no_pages), hidden)
         outputs["hidden"].copy_(last)
-        self._propose(last, call, inputs, outputs)
+        self._propose(last, self._course.masks(call, inputs), call, inputs, outputs)
 
-    def _propose(self, last: Tensor, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
-        """A draft per slot from the drafter's streams [N, H, D]."""
+    def _propose(
+        self, last: Tensor, masks: Mapping[int, Tensor], call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]
+    ) -> None:
+        """A draft per slot from the drafter's streams [N, H, D]; ``masks``: by slot, what it may be [V]."""
+        if masks:
+            outputs["token"].copy_(masked(self._whole(self._drafter.logits(last)), masks).argmax(1))
+            return
         outputs["token"].copy_(self._drafter.greedy(last))
+        if inputs["sampling"] is not None and int(inputs["position"].max()) < 0:
+            self._drafter.logits(last)  # only a rehearsal serves nobody; see stage verify
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """Logits [N, V'] of a draft vocabulary as [N, V]: what it lacks is never drafted."""
+        ids = self._drafter.vocab
+        if ids is None:
+            return logits
+        return logits.new_full((len(logits), self._vocab_size), OUT).index_copy_(1, ids, logits)
 
     def _catch_up(self, position: Tensor, depth: Tensor, inputs: Inputs) -> Tensor:
         """Run the last step's rows, N·M of them, and give the streams [N, H, D] of each slot's newest."""

@@ -24,7 +24,7 @@ from .verify import Verify, VerifyRejection
 BUILTIN: Mapping[str, type[Any]] = MappingProxyType(
     {
         "draft.mtp": DraftMtp,
-        "draft.mtp_sampled": DraftMtpSampled,
+        "draft.mtp.sampled": DraftMtpSampled,
         "draft.model": DraftModel,
         "draft.ngram": DraftNgram,
         "pad": Pad,

@@ -10,6 +10,7 @@ from torch import Tensor
 from draftline.graph.core import Port, Signature
 
 from .core import Call, Inputs, Packed, StageContext
+from .grammar.rows import Constraints
 from .models.core import Rows
 from .sampling.logprobs import logprobs
 from .sampling.sampler import Before, Drafted, WaveRows, pick
@@ -41,8 +42,9 @@ class Verify:
     beyond the active width are pad rows with slot and position -1.
 
     The token is the likeliest one, or one that is drawn as ``sampling`` says (see ``sampling/wire.py``), which with
-    penalties needs ``history``, the committed tokens, and the whole ``window``. Of slots that ask, logprobs[n, s] holds
-    the token's log-probability and those of the likeliest tokens, logprob_ids[n, s] its rank and their ids.
+    penalties or a grammar needs ``history``, the committed tokens, and the whole ``window``; -1 where what a request
+    asks leaves none. Of slots that ask, logprobs[n, s] holds the token's log-probability and those of the likeliest
+    tokens, logprob_ids[n, s] its rank and their ids.
     """
 
     signature = Signature(
@@ -59,6 +61,7 @@ class Verify:
         self._layout = context.layout
         self._packed = isinstance(context.layout, Packed)
         self._tenants = Tenants()
+        self._constraints = Constraints(context.grammars)
 
     def __call__(self, call: Call, inputs: Inputs, outputs: Mapping[str, Tensor]) -> None:
         tokens, positions, pages, live = (inputs[k] for k in ("tokens", "positions", "pages", "live"))
@@ -97,13 +100,14 @@ class Verify:
     ) -> Tensor:
         logits = self._target.logits(streams)
         before = Before(inputs.get("history"), inputs.get("window"))
-        predicted = pick(logits, tenants, wave, before, self._drafted(inputs))
+        allowed = self._constraints.allowed(tenants, wave, before, logits.shape[1])
+        predicted = pick(logits, tenants, wave, before, self._drafted(inputs), allowed)
         if "logprobs" in outputs:
             slots = wave.slots.tolist()
             asked = [r for r, n in enumerate(slots) if n in tenants and tenants[n].params.logprobs is not None]
             if asked:
                 top = max(tenants[slots[r]].params.logprobs or 0 for r in asked)
-                numbers, ids = logprobs(logits[asked], predicted[asked], top)
+                numbers, ids = logprobs(logits[asked], predicted[asked].clamp(min=0), top)
                 place = wave.slots[asked], wave.columns[asked] - call.start
                 outputs["logprobs"][..., : numbers.shape[1]][place] = numbers
                 outputs["logprob_ids"][..., : ids.shape[1]][place] = ids

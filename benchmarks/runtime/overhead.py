@@ -45,7 +45,7 @@ def variants(k: int) -> dict[str, dict[str, Any]]:
 
 def opened(settings: dict[str, Any], k: int, requests: int) -> Pipeline:
     """A pipeline with ``requests`` requests in the middle of decoding."""
-    settings = {"threads": 1, **settings}
+    settings = {"threads": 1, "async_scheduling": False, **settings}  # a step is over when it is over
     graph = replace(load_graph("mtp.yaml"), placement=settings.pop("placement", ()))
     options = RunOptions(trace=Path(os.devnull))
     pipeline = open_pipeline(graph, options, num_speculative_tokens=k, max_num_seqs=requests, **settings)

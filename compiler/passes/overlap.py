@@ -62,7 +62,7 @@ def _check_readers(ir: IR, drafts: list[Op]) -> None:
         port = next((p for p, v in op.inputs if op.width and v is not None and v.buffer in made), None)
         if port is not None:
             raise PlanError(
-                f"{op.name}.{port} reads what all drafts have left, so {op.stage!r} cannot begin before the last of them:"
+                f"{op.name}.{port} reads what all drafts have left, so {op.stage!r} cannot begin before the last:"
                 " there is nothing to overlap; use --no-overlap (settings.overlap)"
             )
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftline.graph.errors import RequestError
-from draftline.stages.sampling.params import SamplingParams
+from draftline.stages.sampling.params import Grammar, SamplingParams
 
 from ..request import Request
+from ..structured import FIELDS, grammar_of
 from ..text import Text
 from .errors import bad
 from .protocol import MAX_CHOICES, ChatBody, CompletionBody, Generation, Message, TokenizeBody
@@ -176,7 +177,17 @@ def _sampling(body: Generation, top: int | None, serving: Serving) -> SamplingPa
         bad_words=_bad_words(body.bad_words, serving.pipeline.text),
         stop_token_ids=tuple(body.stop_token_ids),
         logprobs=top,
+        grammar=_grammar(body),
     )
+
+
+def _grammar(body: Generation) -> Grammar | None:
+    """The form that the text is to have. Raises HttpError 400."""
+    try:
+        return grammar_of({field: getattr(body, field) for field in FIELDS})
+    except RequestError as error:
+        field = next((field for field in FIELDS if str(error).startswith(field)), FIELDS[0])
+        raise bad(field, str(error).removeprefix(field).removeprefix(": ")) from None
 
 
 def _bad_words(words: Sequence[str], text: Text) -> tuple[tuple[int, ...], ...]:

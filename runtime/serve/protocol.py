@@ -33,7 +33,6 @@ UNSUPPORTED: Mapping[str, Any] = MappingProxyType(
         "parallel_tool_calls": True,
         "functions": [],
         "function_call": "none",
-        "response_format": {"type": "text"},
         "modalities": ["text"],
         "audio": None,
         "prediction": None,
@@ -41,7 +40,6 @@ UNSUPPORTED: Mapping[str, Any] = MappingProxyType(
         "web_search_options": None,
         "use_beam_search": False,
         "length_penalty": 1.0,
-        "structured_outputs": None,
         "prompt_logprobs": None,
         "prompt_embeds": None,
         "allowed_token_ids": None,
@@ -196,6 +194,11 @@ class Generation(Body):
     bad_words: list[Str] = Field(default_factory=list, max_length=MAX_LIST)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    response_format: Values | None = None
+    structured_outputs: Values | None = None
+    guided_json: Values | Str | None = None
+    guided_regex: Str | None = None
+    guided_choice: list[Str] | None = None
     num_speculative_tokens: int | None = Field(None, ge=0)
     user: Str | None = None
 

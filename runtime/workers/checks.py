@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from draftline.compiler.plan import Plan
 
 from . import messages as m
+from .shared import BANKS
 
 
 def for_worker(message: m.Message, plans: Sequence[Plan], devices: Sequence[str], device: str) -> bool:
     """Whether the worker that owns ``device`` may ever get this message."""
     if isinstance(message, m.Step):
-        return message.plan < len(plans) and plans[message.plan].entry == device
+        known = max(message.plan, message.after - 1) < len(plans) and message.bank < BANKS
+        return known and plans[message.plan].entry == device
     if isinstance(message, m.Signal):
         edges = plans[message.plan].edges if message.plan < len(plans) else ()
         return message.edge < len(edges) and edges[message.edge].target == device

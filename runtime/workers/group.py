@@ -29,7 +29,8 @@ from draftline.graph.errors import (
     WorkerLostError,
 )
 
-from ..arena import Arena, ArenaLayout, arena_layout, metadata_arrays
+from .. import ahead
+from ..arena import arena_layout
 from ..running import Outputs, Pending, Totals
 from ..trace import Spans
 from . import blame, frames, shared
@@ -37,21 +38,12 @@ from . import messages as m
 from .launch import Crew, Launch
 from .pending import Call, Starting
 from .process import Child
+from .remote import RemotePlan, Turn
 from .roster import Roster
 from .watch import Watch
 
 LOOK = 0.25
 """Seconds between two looks at who is late, while nothing comes."""
-
-
-class RemotePlan:
-    """A plan that the workers run; its inputs and outputs lie in the shared arena."""
-
-    def __init__(self, plan: Plan, number: int, memory: Any, layout: ArenaLayout) -> None:
-        self.plan, self.number = plan, number
-        self.arena = arena = Arena(plan, memory, layout)
-        self.inputs: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = metadata_arrays(plan, arena.metadata)  # type: ignore[assignment]
-        self.outputs: Outputs = {name: arena.view(view) for name, view in plan.outputs}
 
 
 class WorkerGroup:
@@ -63,6 +55,8 @@ class WorkerGroup:
         self._roster = Roster(launch)
         self._totals = Totals()
         self.epoch, self.step, self._failures = 0, 0, 0
+        self.overlaps = launch.shares_memory
+        self._turn, self._number = Turn(), 0
         self._state = "down"
         self._answer: Outputs | DraftlineError | None = None
         self._waiting_for: set[int] = set()
@@ -81,7 +75,8 @@ class WorkerGroup:
         self.devices = list(self._crew.devices)
         layout = arena_layout(plans)
         shares = self._launch.shares_memory
-        size = shared.MemoryLayout(len(self.devices), layout.nbytes if shares else 0, self._launch.trace)
+        bank = ahead.bank_bytes(plans) if shares else 0
+        size = shared.MemoryLayout(len(self.devices), layout.nbytes if shares else 0, self._launch.trace, bank)
         self._memory_fd = shared.create(size.nbytes)
         self._free = weakref.finalize(self, os.close, self._memory_fd)
         self._memory = shared.Shared(self._memory_fd, size)
@@ -90,7 +85,8 @@ class WorkerGroup:
         arena = self._memory.arena() if shares else torch.zeros(layout.nbytes, dtype=torch.uint8)
         states = frozenset[str]() if shares else travelling(plans)
         self._carried = [Carried((), (), ()) if shares else carried(plan, states) for plan in plans]
-        self.bound = [RemotePlan(plan, n, arena, layout) for n, plan in enumerate(plans)]
+        banks = self._memory.banks() if shares else None
+        self.bound = [RemotePlan(plan, n, arena, layout, banks, self._turn) for n, plan in enumerate(plans)]
         starting = Starting(self, time.monotonic())
         try:
             starting.wait()
@@ -127,11 +123,12 @@ class WorkerGroup:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def start(self, bound: RemotePlan) -> Pending:
+    def start(self, bound: RemotePlan, follows: bool = False) -> Pending:
         """Send one step to the entry's worker. Raises CapacityError while another call is under way."""
         if self._state in ("running", "aborting", "starting"):
             raise CapacityError("the workers run one step at a time, and one is under way")
-        self._current = bound
+        after = self._number + 1 if follows else 0
+        self._current, self._number = bound, bound.number
         if self._state != "idle":
             why = "the runtime is closed" if self._state == "closed" else "no worker runs"
             self._answer = self._answer if isinstance(self._answer, WorkerError) else WorkerLostError(why)
@@ -141,7 +138,8 @@ class WorkerGroup:
         self._state, self._answer = "running", None
         self._watch.begin(time.monotonic())
         headers, raw = frames.put(bound.arena.buffer(name) for name in self._carried[bound.number].step)
-        message = m.Step(self.epoch, self.step, bound.number, headers)
+        message = m.Step(self.epoch, self.step, bound.number, headers, self._turn.bank, after)
+        self._turn.bank = (self._turn.bank + 1) % shared.BANKS
         self._post(self.devices.index(bound.plan.entry), message, raw)
         return Call(self)
 

@@ -10,7 +10,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,8 @@ from draftline.stages.models.core import Loaded
 from draftline.stages.models.registry import locate
 from draftline.stages.registry import lookup as builtin_lookup
 
-from ..arena import Arena, ArenaLayout, arena_layout
+from .. import ahead
+from ..arena import Arena, ArenaLayout, arena_layout, metadata_arrays
 from ..deployment import load
 from ..execute import Lookup, Program, build_stages
 from . import checks, frames, shared, ship
@@ -49,10 +50,11 @@ class Worker:
         torch.set_num_threads(boot.threads)
         plans = [Plan.from_json(text) for text in boot.plans]
         layout = arena_layout(plans)
-        arena = layout.nbytes if boot.shares_memory else 0
-        memory = shared.Shared(boot.memory_fd, shared.MemoryLayout(len(boot.devices), arena, boot.trace))
+        arena, bank = (layout.nbytes, ahead.bank_bytes(plans)) if boot.shares_memory else (0, 0)
+        memory = shared.Shared(boot.memory_fd, shared.MemoryLayout(len(boot.devices), arena, boot.trace, bank))
         os.close(boot.memory_fd)
         tensors = memory.arena() if boot.shares_memory else torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self._banks = memory.banks() if boot.shares_memory else None
         # A memoryview: one element is written several times per instruction, which numpy does ten times slower.
         self._cells, self._spans = memoryview(memory.cells[boot.index]), memory.spans(boot.index)
         self._cells[shared.EPOCH] = boot.epoch
@@ -69,6 +71,8 @@ class Worker:
         self._phase(3)
         self._backends: dict[str, Capture] = {}
         self._plans = plans
+        self._bank, self._after = 0, 0
+        self._committed: list[ahead.Committed | None] = []
         self._programs = [self._bind(plan, model, lookup, tensors, layout) for plan in plans]
         for one in self._backends.values():
             one.seal()
@@ -103,11 +107,23 @@ class Worker:
         self, plan: Plan, model: Loaded, lookup: Lookup, memory: torch.Tensor, layout: ArenaLayout
     ) -> Program | None:
         worker = next((w for w in plan.workers if w.device == self._boot.device), None)
+        arena = Arena(plan, memory, layout)
+        self._committed.append(ahead.committed(plan, arena))  # also where it has no part: its next step may follow
         if worker is None:
             return None
-        arena = Arena(plan, memory, layout)
         stages = build_stages(plan, [worker.device], model, lookup, self._capture)
-        return Program(plan, worker, arena, stages, self._capture, lambda: None)
+        return Program(plan, worker, arena, stages, self._capture, self._reader(plan, arena))
+
+    def _reader(self, plan: Plan, arena: Arena) -> Callable[[], None]:
+        """What brings the driver's inputs into the arena, where they are not there already."""
+        if self._banks is None or plan.entry != self._boot.device:
+            return lambda: None
+        banks, in_arena = [ahead.bank(plan, one) for one in self._banks], metadata_arrays(plan, arena.metadata)
+
+        def read() -> None:
+            ahead.read(banks[self._bank], arena, in_arena, self._committed[self._after - 1] if self._after else None)
+
+        return read
 
     def _capture(self, name: str) -> Capture:
         if name not in self._backends:
@@ -193,6 +209,8 @@ class Worker:
         assert program is not None
         self._step, self._plan = message.step, message.plan
         self._signals = {message.edge} if isinstance(message, m.Signal) else set()
+        if isinstance(message, m.Step):
+            self._bank, self._after = message.bank, message.after
         cells = self._cells
         cells[shared.STEP], cells[shared.PLAN], cells[shared.INDEX] = message.step, message.plan, 0
         self._phase(shared.RUNNING)

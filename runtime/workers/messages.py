@@ -61,11 +61,15 @@ class Peers(_Message, frozen=True):
 
 
 class Step(_Message, frozen=True):
-    """Driver to the entry's worker: run plan number ``plan``; its inputs are in the arena."""
+    """Driver to the entry's worker: run plan number ``plan``; its inputs are in metadata bank ``bank``, or come
+    with the message. ``after``: the number of the plan before, plus one, whose tokens complete them; 0: they are
+    complete."""
 
     step: Count
     plan: Count
     tensors: Tensors = ()
+    bank: Count = 0
+    after: Count = 0
 
 
 class Signal(_Message, frozen=True):

@@ -32,6 +32,7 @@ STATES = ("starting", "importing", "loading the model", "binding the plans", "id
 IDLE, RUNNING = 4, 5
 
 PAGE = 4096
+BANKS = 2
 
 
 def counted(totals: Totals, cells: Cells) -> Totals:
@@ -49,11 +50,12 @@ def counted(totals: Totals, cells: Cells) -> Totals:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Bytes of the shared file: cells of all workers, their trace rings (if any), the arena."""
+    """Bytes of the shared file: cells of all workers, their trace rings (if any), two banks of metadata, the arena."""
 
     workers: int
     arena: int
     trace: bool
+    bank: int = 0
 
     @property
     def _rings(self) -> int:
@@ -64,8 +66,12 @@ class MemoryLayout:
         return _pages(self.workers * CELLS * 8)
 
     @property
-    def arena_at(self) -> int:
+    def banks_at(self) -> int:
         return _pages(self.spans_at + self._rings)
+
+    @property
+    def arena_at(self) -> int:
+        return _pages(self.banks_at + BANKS * self.bank)
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +114,11 @@ class Shared:
         """The arena's bytes."""
         start = self.layout.arena_at
         return torch.from_numpy(self._bytes[start : start + self.layout.arena])
+
+    def banks(self) -> Tensor:
+        """Metadata on its way [BANKS, bytes]: a step's lies in one while the driver writes the next one's."""
+        start = self.layout.banks_at
+        return torch.from_numpy(self._bytes[start : start + BANKS * self.layout.bank]).view(BANKS, self.layout.bank)
 
     def clear(self) -> None:
         """Forget everything: a new epoch begins. No worker may be alive."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftline.stages.caches.core import Geometry
+from draftline.stages.grammar.matcher import Grammars
 from draftline.stages.weights.files import TensorSpec
 
 
@@ -106,6 +107,8 @@ class Loaded:
     device: torch.device
     draft_model: Target | None = None
     """A language model that drafts: greedy tokens of its own, in the target's numbering, below its vocabulary."""
+    grammars: Grammars | None = None
+    """Of requests with structured output; None where no tokenizer is at hand."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,6 @@ def choose(scores: Scores, seed: Tensor, position: Tensor, use: noise.Use = nois
     return scores.tokens(_gumbel_max(scores.values, scores.ids, noise.key(seed, position, use)))
 
 
-def likeliest(scores: Scores) -> Tensor:
-    """The token [R] of each row with the largest score, the first of equals."""
-    return scores.dense().argmax(1)
-
-
 def choose_after_draft(scores: Scores, seed: Tensor, position: Tensor, draft: Tensor, q: Tensor) -> Tensor:
     """The token [R] of each row whose next column holds draft [R], which was drawn from q [R, V] float32 (rows that sum
     to 1). The draft itself with probability min(1, p(d) / q(d)), else a token of law max(p - q, 0), normalised, which

@@ -16,9 +16,12 @@ from typing import Literal
 
 from torch import Tensor
 
-TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
-"""Uses: independent numbers for the same seed and position."""
 Use = Literal[0, 1, 2, 3]
+"""Uses have independent numbers for the same seed and position."""
+TARGET: Use = 0
+DRAFT: Use = 1
+ACCEPT: Use = 2
+RESIDUAL: Use = 3
 
 
 def signed(n: int) -> int:

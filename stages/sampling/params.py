@@ -6,9 +6,22 @@ Names and defaults are vLLM's and OpenAI's, but for ``temperature``, which is 0 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for with each of its own; vLLM's and OpenAI's limit."""
+
+COLD = 1e-5
+"""A temperature below this is 0, as in vLLM: logits that are divided by it leave what floating point tells apart."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The form that a request's text has. ``spec``: a JSON schema, a regular expression, a JSON list of strings, or
+    nothing where any JSON object will do."""
+
+    kind: Literal["json_schema", "regex", "choice", "json_object"]
+    spec: str = ""
 
 
 @dataclass(frozen=True)
@@ -21,7 +34,7 @@ class SamplingParams:
     output; ``presence_penalty`` and ``frequency_penalty`` in [-2, 2], over the output. ``logit_bias``: (token, bias)
     pairs. ``min_tokens``: end-of-sequence and ``stop_token_ids`` cannot come before as many. ``bad_words``: token
     sequences that are never completed. ``logprobs``: None for none, n for those of the n likeliest tokens beside the
-    chosen one, by the model's own logits."""
+    chosen one, by the model's own logits. ``grammar``: the form of the text; None: any."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -36,6 +49,12 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def cold(self) -> bool:
+        """Whether nothing is drawn: the likeliest token, after what may change it."""
+        return self.temperature < COLD
 
     @property
     def penalised(self) -> bool:
@@ -45,13 +64,13 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Whether the target's likeliest token is all that is wanted."""
-        changed = self.penalised or self.logit_bias or self.min_tokens or self.bad_words
-        return self.temperature == 0 and not changed and self.logprobs is None
+        changed = self.penalised or self.logit_bias or self.min_tokens or self.bad_words or self.grammar
+        return self.cold and not changed and self.logprobs is None
 
     @property
     def looks_back(self) -> bool:
         """Whether the tokens before the tail must be known."""
-        return self.penalised or any(len(word) > 1 for word in self.bad_words)
+        return self.penalised or self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
 
 GREEDY = SamplingParams()

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 
 OUT = -math.inf
-FEW = (128, 2048)
-"""Candidates that top-p looks at before it sorts the whole vocabulary."""
+FEW = 1024
+"""Tokens that are sorted, or given on by their ids, rather than looked at as a whole vocabulary."""
+_SHIFT = 45
+_LEAST = 959 << 7
+_BUCKETS = (64 << 7) + 1
+"""Buckets of weights in (0, 1]: 128 for each power of two (float64's exponent and 7 more bits), down to 2^-64."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +73,19 @@ def penalise(x: Tensor, past: Past, repetition: Tensor, presence: Tensor, freque
     """x [R, V]; penalties [R] float64. Repetition (Keskar et al. 2019, arXiv:1909.05858): the logit of a token that was
     there is divided by it where positive, multiplied where not. Presence and frequency (OpenAI): subtracted, the latter
     times the token's count in the output."""
-    ids = past.ids.clamp(min=0)
-    seen = torch.zeros_like(x).scatter_add_(1, ids, past.real.to(x.dtype)) > 0
-    count = torch.zeros_like(x).scatter_add_(1, ids, past.output.to(x.dtype))
-    r = repetition[:, None]
-    x = torch.where(seen, torch.where(x > 0, x / r, x * r), x)
-    return x - frequency[:, None] * count - presence[:, None] * (count > 0)
+    ids, none = past.ids.clamp(min=0), torch.zeros_like(x)
+    # Of the tokens that were there alone. Where an id comes twice, also for a token that does not exist, the same value
+    # is written twice.
+    seen = none.scatter_add(1, ids, past.real.to(x.dtype)).gather(1, ids) > 0
+    count = none.scatter_add_(1, ids, past.output.to(x.dtype)).gather(1, ids)
+    r, own = repetition[:, None], x.gather(1, ids)
+    own = torch.where(seen, torch.where(own > 0, own / r, own * r), own)
+    return x.scatter(1, ids, own - frequency[:, None] * count - presence[:, None] * (count > 0))
 
 
 def temper(x: Tensor, temperature: Tensor) -> Tensor:
-    """x / temperature [R]; a temperature of 0 leaves the row as it is: its largest score is wanted."""
-    return x / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    """x / temperature [R], above 0."""
+    return x / temperature[:, None]
 
 
 def keep_min_p(x: Tensor, min_p: Tensor) -> Tensor:
@@ -107,40 +113,37 @@ def keep_top(x: Tensor, top_k: Tensor, top_p: Tensor) -> Scores:
 
 
 def _keep_p(x: Tensor, p: Tensor) -> Scores:
-    vocab = x.shape[1]
-    wanted = (p * (x - x.amax(1, keepdim=True)).exp_().sum(1))[:, None]
-    for few in (*FEW, vocab):
-        values, ids = _descending(x, few)
-        out = _superfluous(values, wanted)
-        last, kept = values[:, -1], values.masked_fill(out, math.inf).amin(1)
-        # The few may not be enough, and of equals at their edge some may be missing.
-        if not bool(((kept <= last) & (last > OUT)).any()):
-            break
-    return Scores(values.masked_fill(out, OUT), ids, vocab)
-
-
-def _superfluous(values: Tensor, wanted: Tensor) -> Tensor:
-    """Which of the scores [R, C], in descending order, the more likely ones can do without: their weight is enough."""
-    weight = (values - values[:, :1]).exp_()
-    out = weight.cumsum(1).sub_(weight) >= wanted
-    out[:, 0] = False  # whatever rounding does, the likeliest one is in
-    return out
-
-
-def _descending(x: Tensor, few: int) -> tuple[Tensor, Tensor]:
-    """The ``few`` largest scores of each row with their ids; equals by id."""
-    if x.shape[1] <= few:
+    weight = (x - x.amax(1, keepdim=True)).exp_()
+    wanted = (p * weight.sum(1))[:, None]
+    if x.shape[1] <= FEW:
         values, ids = x.sort(dim=1, descending=True, stable=True)
-        return values, ids
-    ids = x.topk(few, 1).indices.sort(1).values
-    values, order = x.gather(1, ids).sort(dim=1, descending=True, stable=True)
-    return values, ids.gather(1, order)
+        out = _superfluous(weight.gather(1, ids), 0.0, wanted)
+        return Scores(values.masked_fill(out, OUT), ids, x.shape[1])
+    # A sort of the vocabulary costs ten times the rest. Weights fall into buckets by their leading bits; only the one
+    # in which the mass that is wanted becomes full has to be sorted.
+    bucket = (weight.view(torch.int64) >> _SHIFT).sub_(_LEAST).clamp_(min=0)
+    mass = weight.new_zeros(len(x), _BUCKETS).scatter_add_(1, bucket, weight)
+    heavier = mass.flip(1).cumsum(1).flip(1).sub_(mass)
+    edge = (heavier < wanted).max(1, keepdim=True).indices  # the first that is true
+    here, kept = bucket == edge, bucket > edge
+    ids = torch.where(here, weight, -1.0).topk(int(here.sum(1).max()), 1).indices.sort(1).values
+    values, order = torch.where(here, weight, -1.0).gather(1, ids).sort(dim=1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    inside = ~_superfluous(values.clamp(min=0), heavier.gather(1, edge), wanted)
+    kept.scatter_(1, ids, torch.where(values >= 0, inside, kept.gather(1, ids)))
+    return _compact(x.masked_fill(~kept, OUT))
+
+
+def _superfluous(weight: Tensor, heavier: Tensor | float, wanted: Tensor) -> Tensor:
+    """Which of the weights [R, C], in descending order, the larger ones and those ``heavier`` [R, 1] still can do
+    without: these have the mass ``wanted`` [R, 1]."""
+    return (weight.cumsum(1).sub_(weight).add_(heavier)) >= wanted
 
 
 def _compact(x: Tensor) -> Scores:
     """Only the candidates, where they are few: noise is drawn for each."""
     most = int((x > OUT).sum(1).max())
-    if most > FEW[-1] or 4 * most > x.shape[1]:
+    if most > FEW or 4 * most > x.shape[1]:
         return Scores(x, None, x.shape[1])
     values, ids = x.topk(most, 1)
     return Scores(values, ids, x.shape[1])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftline.graph.errors import StageError
 
-from .choose import choose, choose_after_draft, likeliest
+from .choose import choose, choose_after_draft
 from .noise import signed
 from .processors import (
     OUT,
@@ -34,6 +34,9 @@ from .processors import (
     temper,
 )
 from .wire import Tenant
+
+NOTHING = -1
+"""In place of a token: there is none that the request allows. No draft is it, so it is the last of its step."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,9 @@ def pick(
     allowed: Tensor | None = None,
 ) -> Tensor:
     """The token [R] of each row of logits [R, V] float32; slots without a tenant get the likeliest, the very one that
-    ``target.greedy`` gives. ``allowed`` [R, V] bool: tokens that a row may be at all (the seam for grammars); it is
-    applied before anything else. Raises StageError where a row needs what the graph does not give."""
+    ``target.greedy`` gives. ``allowed`` [R, V] bool: tokens that a row may be at all, as its grammar has it; it is
+    applied before anything else. NOTHING where a request leaves no token to its row. Raises StageError where a row
+    needs what the graph does not give."""
     predicted = logits.argmax(1)
     slots = wave.slots.tolist()
     mine = [r for r, n in enumerate(slots) if n in tenants and not _likeliest_will_do(tenants[n])]
@@ -86,16 +90,21 @@ def pick(
     if allowed is not None:
         x = x.masked_fill_(~allowed[mine], OUT)
     x = shape(x, who, rows, before)
-    scores = narrow(x, who)
-    drawn = _draw(scores, who, rows, drafted)
-    cold = row_tensor([w.params.temperature for w in who]) == 0
-    predicted[mine] = torch.where(cold, likeliest(scores), drawn) if bool(cold.any()) else drawn
+    empty = x.amax(1) == OUT
+    if bool(empty.any()):
+        x[empty] = 0.0
+    chosen = x.argmax(1)
+    hot = [i for i, one in enumerate(who) if not one.params.cold]
+    if hot:
+        warm = [who[i] for i in hot]
+        chosen[hot] = _draw(narrow(x[hot], warm), warm, rows.at(hot), drafted)
+    predicted[mine] = torch.where(empty, NOTHING, chosen)
     return predicted
 
 
 def _likeliest_will_do(who: Tenant) -> bool:
     p = who.params
-    return p.temperature == 0 and not (p.penalised or p.logit_bias or p.min_tokens or p.bad_words)
+    return p.cold and not (p.penalised or p.logit_bias or p.min_tokens or p.bad_words or p.grammar)
 
 
 def shape(x: Tensor, who: Sequence[Tenant], rows: WaveRows, before: Before) -> Tensor:

@@ -67,7 +67,8 @@ def test_every_depth_and_the_prefill_share_an_arena():
 @pytest.mark.parametrize("name", packaged())
 @pytest.mark.parametrize("k", [0, 3, 9])
 def test_packaged_graphs_compile(name, k):
-    plan = compile_graph(load_graph(name), lookup=registry.lookup, **settings(k))
+    numbers = {**settings(k), "model_dims": {"H": 2, "D": 16, "V": 50}}
+    plan = compile_graph(load_graph(name), lookup=registry.lookup, **numbers)
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.workers[0].instructions[0].buffers
 

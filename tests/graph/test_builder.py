@@ -54,6 +54,8 @@ def mtp() -> Graph:
         recent=recent,
         num_recent=num,
         streams=streams,
+        sampling=sampling,
+        history=history,
     )
     pad = g.stage("pad", tail=tail, drafts=draft.drafts, position=position, depth=depth)
     check = g.for_each_chunk(

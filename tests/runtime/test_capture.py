@@ -24,6 +24,7 @@ from draftline.runtime.cli import main
 from draftline.runtime.pipeline import Pipeline, open_pipeline
 from draftline.runtime.settings import merge
 from draftline.stages.models.core import Rows
+from draftline.stages.sampling.params import Grammar, SamplingParams
 
 PROMPTS = ["def read_lines(path):\n    ", "class Stack:\n    def __init__(self):\n", "import os\nimport sys\n\nfor"]
 NEW = 24
@@ -85,6 +86,20 @@ def test_tokens_equal_plain_decoding_and_nothing_is_compiled(opened, plain, k):
     assert (compilations(), runtime.captures) == (before, captured)
     assert runtime.totals.waves > waves
     assert before >= 6  # target: forward, greedy; drafter: forward of 20, 2 and 8 rows, greedy
+
+
+def test_grammars_are_served_without_compiling_either(opened):
+    """Their drafts need the drafter's logits, which plain ones do not."""
+    runtime = opened.engine.runtime
+    before, captured = compilations(), runtime.captures
+    form = SamplingParams(grammar=Grammar("regex", "def [a-z]+\\([a-z, ]*\\):"))
+    texts = []
+    for k in (0, 3, 9):
+        [output] = opened.generate(PROMPTS[:1], max_new_tokens=NEW, num_speculative_tokens=k, sampling=form)
+        texts.append(output.token_ids)
+    assert (compilations(), runtime.captures) == (before, captured)
+    assert texts[0] == texts[1] == texts[2]
+    assert opened.text.decode(texts[0]).startswith("def ")
 
 
 def test_rows_are_bitwise_the_same_at_every_depth(opened, plain, twin):
@@ -216,17 +231,17 @@ def test_a_second_process_finds_everything_and_a_damaged_cache_is_compiled_anew(
     first = run(llama, tmp_path)
     assert first.returncode == 0, first.stderr
     tokens, _, counts = first.stdout.partition("\n")
-    assert counts == "0 2\n"  # forward and greedy, compiled
+    assert counts == "0 3\n"  # forward, greedy and logits, compiled
     (folder,) = (tmp_path / "draftline" / "inductor").iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700  # what is loaded from there is code
     second = run(llama, tmp_path)
-    assert second.stdout.partition("\n")[2] == "2 0\n", second.stderr
+    assert second.stdout.partition("\n")[2] == "3 0\n", second.stderr
     libraries = list(folder.rglob("*.so"))
     assert libraries
     for path in libraries:  # loading one of these would end the process with a bus error
         path.write_bytes(path.read_bytes()[:1000])
     third = run(llama, tmp_path)
-    assert third.stdout.partition("\n")[2] == "0 2\n", third.stderr
+    assert third.stdout.partition("\n")[2] == "0 3\n", third.stderr
     same = [done.stdout.split('"token_ids": ')[1].split("]")[0] for done in (first, second, third)]
     assert same[0] == same[1] == same[2], tokens
 

@@ -149,10 +149,10 @@ def test_drafter_cache_holds_the_truth_after_more_steps_than_can_wait(gap):
     engine = engine_of(model, sizes)
     engine.add(0, Request(tuple(p), 60, ignore_eos=True))
     engine.step()
-    depth, engine._depth = engine._depth, lambda live: 0
+    depth, engine.stepping.depth = engine.stepping.depth, lambda live: 0
     for _ in range(gap):
         engine.step()
-    engine._depth = depth
+    engine.stepping.depth = depth
     [live] = engine.scheduler.live.values()
     assert engine._catch_up.behind(live)
     caches = [t for layer in model.target.caches for t in vars(layer).values() if t is not None]

@@ -151,16 +151,16 @@ def test_drafts_are_what_the_draft_model_says_in_transformers(k):
 def at_depths(engine: Engine, pattern: Sequence[int]) -> Engine:
     """An engine whose requests draft as ``pattern`` says, step by step, in place of always K."""
     wanted = cycle(pattern)
-    step, own = engine._decode_step, engine._depth
+    step, own = engine._finish_step, engine.stepping.depth
     now = next(wanted)
 
-    def decode_step(*args):
+    def finish_step(*args):
         nonlocal now
         yield from step(*args)
         now = next(wanted)
 
-    engine._depth = lambda live: min(now, own(live))  # type: ignore[method-assign]
-    engine._decode_step = decode_step  # type: ignore[method-assign]
+    engine.stepping.depth = lambda live: min(now, own(live))  # type: ignore[method-assign]
+    engine._finish_step = finish_step  # type: ignore[method-assign]
     return engine
 
 

@@ -99,7 +99,7 @@ BAD_CHAT: list[tuple[Any, str, str]] = [
     ),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
     ({**CHAT, "tools": [{"type": "function"}]}, "tools", "not supported"),
-    ({**CHAT, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({**CHAT, "response_format": {"type": "yaml"}}, "response_format", "json_schema"),
     ({**CHAT, "chat_template": "x"}, "chat_template", "not supported"),
     ({**CHAT, "top_logprobs": 2}, "top_logprobs", "logprobs"),
     ({**CHAT, "logprobs": 2}, "logprobs", "boolean"),

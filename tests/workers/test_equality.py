@@ -94,6 +94,7 @@ CASES = [
 @pytest.mark.parametrize(("graph", "k", "dtype", "workers", "overlap"), CASES)
 def test_zmq_equals_inline(clean, monkeypatch, graph, k, dtype, workers, overlap):
     wishes = {"num_speculative_tokens": k, "dtype": dtype, "max_num_seqs": 2, "overlap": overlap}
+    wishes["async_scheduling"] = overlap  # a step that begins ahead may take the plan of a deeper one
     with open_pipeline(placed(graph, workers), runtime="inline", **wishes) as pipeline:
         inline = run(pipeline)
         waves = pipeline.engine.runtime.totals.waves
@@ -101,6 +102,7 @@ def test_zmq_equals_inline(clean, monkeypatch, graph, k, dtype, workers, overlap
         engine = pipeline.engine
         observer, runtime = Hops(), engine.runtime
         monkeypatch.setattr(engine, "observer", observer)
+        monkeypatch.setattr(engine, "_filling", replace(engine._filling, observer=observer))
         captures = runtime.captures
         assert len(runtime.pids) == workers
         outputs = run(pipeline)
@@ -112,6 +114,27 @@ def test_zmq_equals_inline(clean, monkeypatch, graph, k, dtype, workers, overlap
         assert runtime.captures == captures > 0  # none after warm-up
         if not overlap:
             assert totals.waves == waves
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("k", "workers"), [(0, 1), (3, 1), (3, 2), (9, 2)])
+def test_steps_that_begin_ahead_in_workers(clean, monkeypatch, k, workers):
+    wishes = {"num_speculative_tokens": k, "max_num_seqs": 2}
+    with open_pipeline(placed("mtp", workers), runtime="zmq", **wishes) as pipeline:
+        runtime, ahead = pipeline.engine.runtime, 0
+        start = runtime.start
+
+        def counted(bound, follows=False):
+            nonlocal ahead
+            ahead += follows
+            return start(bound, follows)
+
+        monkeypatch.setattr(runtime, "start", counted)
+        assert [o.token_ids for o in run(pipeline)] == plain("fp32")
+        assert ahead > 10
+        [again] = pipeline.generate([PROMPTS[0]], max_new_tokens=NEW, ignore_eos=True)
+        assert again.token_ids == plain("fp32")[0]
+        assert (runtime.totals.late, runtime.totals.refused, runtime.totals.restarts) == (0, 0, 0)
 
 
 @pytest.mark.timeout(90)
