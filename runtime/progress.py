@@ -47,8 +47,9 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._stream and kind is None:
-            for text in self._held[self._current :]:
-                print(text, flush=True)
+            rest = zip(self._held[self._current :], self._decoders[self._current :], strict=True)
+            for text, decoder in rest:
+                print(text + decoder.flush(), flush=True)
 
     def listen(self, delta: Delta) -> None:
         """The engine's listener."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 
 SMALL = ("--max-num-seqs", "4", "-K", "3", "--threads", "1")
 START = 120.0
@@ -157,16 +158,14 @@ def streamed(server: Server, body: dict[str, Any], path: str = "/v1/completions"
         return events(got.iter_lines())
 
 
-def workers_of_server(server: Server) -> list[Any]:
-    """Its worker processes."""
-    import psutil
-
-    found = []
+def workers_of_server(server: Server) -> list[psutil.Process]:
+    """Its worker processes that have not ended."""
+    out = []
     for child in psutil.Process(server.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie too
+        with suppress(psutil.Error):  # it may end meanwhile
             if any("draftline.runtime.workers" in part for part in child.cmdline()):
-                found.append(child)
-    return found
+                out.append(child)
+    return out
 
 
 TEMPLATE = (

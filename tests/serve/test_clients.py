@@ -34,11 +34,12 @@ def test_a_closed_socket_frees_its_slot(server: Server, stream):
     clients = [server.raw({**LONG, "stream": stream, "n": 2}) for _ in range(2)]
     server.metric_becomes(4, RUNNING)
     if stream:
-        received = b""
-        while b"data: " not in received:
-            more = clients[0].recv(65536)
-            assert more, received
-            received += more
+        for client in clients:
+            received = b""
+            while b"data: " not in received:
+                more = client.recv(65536)
+                assert more, received
+                received += more
     for client in clients:
         client.close()
     server.metric_becomes(0, RUNNING)

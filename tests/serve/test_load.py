@@ -18,9 +18,9 @@ from serving import Server, workers_of_server
 
 SECONDS = float(os.environ.get("DRAFTLINE_LOAD_SECONDS", "12"))
 CLIENTS = 64
-KILL_EVERY = 2.5
+KILL_EVERY = 3.0
 PROMPTS = ["def read_lines(path):", "class Stack:", "import os\n", "# -*- coding", "for i in range(", "x = ["]
-LENGTHS = (1, 7, 24, 48)
+LENGTHS = (1, 7, 16, 32)
 STOP = "self"
 
 
@@ -107,7 +107,9 @@ def test_every_request_ends_while_workers_die(plain):
         assert server.get("/health").status_code == 200
     print(dict(tally.seen), f"{killed} workers killed, {restarts:g} restarts")
     assert not tally.wrong, tally.wrong[:3]
-    assert tally.seen["right"] > CLIENTS
+    asked = sum(tally.seen.values())
+    assert asked >= CLIENTS, "each sends one at least, and all have ended"
+    assert tally.seen["right"] > asked / 2
     assert tally.seen["left"]
     assert killed >= 2
     assert restarts >= killed - 1
