@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from engines import SIZES, engine_of
 from scripted import Scripted, Wilful, loaded
+from untold import untold
 
 from draftline.graph.errors import RequestError
 from draftline.runtime.ends import NOTHING_LEFT
@@ -39,11 +40,13 @@ def script(text: str, prompt: int):
     return lambda token, position: said[min(position + 1 - prompt, len(said) - 1)]
 
 
-def engine(target, drafts, k: int, eos: tuple[int, ...] = (EOS,), **sizes) -> Engine:
-    wanted = replace(SIZES, num_speculative_tokens=k, **sizes)
+def engine(target, drafts, k: int, eos: tuple[int, ...] = (EOS,), masks: bool = False) -> Engine:
+    """Its drafter drafts what it will; with ``masks``, only what can follow."""
+    wanted = replace(SIZES, num_speculative_tokens=k)
     model = loaded(Scripted(target, vocab_size=4096), Wilful(drafts, vocab_size=4096), wanted.geometry(), eos)
     tokens = read_tokens(resolve("tiny-v4"), 4096, eos)
-    made = engine_of(replace(model, grammars=Grammars(lambda: tokens)), wanted)
+    model = replace(model, grammars=Grammars(lambda: tokens))
+    made = engine_of(model, wanted, "mtp.yaml" if masks else untold())
     made._sampled = replace(made._sampled, text=TEXT)
     return made
 
@@ -60,14 +63,17 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 9])
+@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_whatever_is_drafted_the_text_is_the_same(name, k):
-    made = engine(SAYS, DRAFTERS[name], k)
+def test_whatever_is_drafted_the_text_is_the_same(name, masks, k):
+    made = engine(SAYS, DRAFTERS[name], k, masks=masks)
     for temperature in (0.0, 0.01):
         params = SamplingParams(grammar=Grammar("regex", "[a-c]+[0-9]{2,4}"), temperature=temperature)
         [output] = generate([made], [Request(PROMPT, 20, sampling=params)])
         assert output.token_ids == (*ids("ab12"), EOS)
         assert output.finish_reason == "stop"
+        if name == "outside" and not masks:
+            assert output.counts.num_accepted_tokens == 0
         if name == "right" and k == 9:
             assert output.counts.steps == 1
 
@@ -146,7 +152,7 @@ def test_a_journal_is_all_that_another_engine_needs(k):
     first, second = engine(SAYS, drafts, k), engine(SAYS, drafts, k)
     for i, request in enumerate(asked):
         first.add(i, request)
-    for _ in range(2):
+    for _ in range(3):
         first.step()
     lives = first.withdraw()
     assert all(0 < live.made < 9 for live in lives)
