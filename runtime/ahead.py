@@ -82,17 +82,16 @@ def read(given: Bank, arena: Arena, inputs: Mapping[str, Ints], before: Committe
 
 def complete(inputs: Mapping[str, Ints], lines: Ints, tokens: Ints, count: Ints) -> None:
     """Complete metadata in place: ``tokens`` [N, M] and ``count`` [N] are what the last step committed. A slot that can
-    get no more is emptied."""
+    get no more is emptied, also one whose grammar left it no token (``stages/sampling/sampler.py``, NOTHING)."""
     for n in np.flatnonzero(lines[:, CAP] >= 0):
         cap, budget, rule, depth = (int(x) for x in lines[n])
         made, position = int(count[n]), int(inputs["position"][n])
-        left = budget - made
-        if left <= 0:
+        left, new = budget - made, tokens[n, :made]
+        if left <= 0 or new[-1] < 0:
             inputs["depth"][n] = inputs["tail"][n] = inputs["position"][n] = -1
             if "num_recent" in inputs:
                 inputs["num_recent"][n] = 0
             continue
-        new = tokens[n, :made]
         inputs["tail"][n], inputs["position"][n], inputs["depth"][n] = new[-1], position + made, min(cap, left - 1)
         if "history" in inputs:  # of a slot that needs none, nobody looks at it
             inputs["history"][n, position + 1 : position + 1 + made] = new

@@ -60,32 +60,3 @@ def final_text(decoder: Decoder, token_ids: Sequence[int], stop_reason: int | st
     if found is None:
         return text
     return text[: found[0] + len(stop_reason) if include else found[0]]
-
-
-class HeldText:
-    """Text of a request that streams: nothing is given out that may turn out to be the beginning of a stop string."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._text = tuple(stop), ""
-
-    def feed(self, new: str) -> str:
-        """What is certain to stay of all that was fed and not given out."""
-        self._text += new
-        held = max((_overlap(self._text, s) for s in self._stop), default=0)
-        out, self._text = self._text[: len(self._text) - held], self._text[len(self._text) - held :]
-        return out
-
-    def end(self, stop_reason: int | str | None, include: bool = False) -> str:
-        """The rest, once the request is over."""
-        out, self._text = self._text, ""
-        if not isinstance(stop_reason, str) or (at := out.find(stop_reason)) < 0:
-            return out
-        return out[: at + len(stop_reason) if include else at]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Characters from where ``stop`` is in ``text``, or has begun at its end."""
-    at = text.find(stop)
-    if at >= 0:
-        return len(text) - at
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -47,7 +47,7 @@ async def completion_jobs(body: CompletionBody, serving: Serving) -> list[Job]:
         raise bad("echo", "log-probabilities of prompt tokens are not supported; leave out echo or logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise bad("max_tokens", "must be 1 or more (0 only with echo)")
-    text, out = serving.pipeline.text, []
+    text, grammar, out = serving.pipeline.text, await _grammar(body), list[Job]()
     for i, prompt in enumerate(body.prompt):
         where = "prompt" if len(body.prompt) == 1 else f"prompt[{i}]"
         ids = await encoded(text, prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
@@ -56,7 +56,7 @@ async def completion_jobs(body: CompletionBody, serving: Serving) -> list[Job]:
         shown = ""
         if body.echo:
             shown = prompt if isinstance(prompt, str) else text.decode(ids, skip_special_tokens=False)
-        out += _choices(body, ids, limit, body.logprobs, i * body.n, shown, serving)
+        out += _choices(body, ids, limit, body.logprobs, i * body.n, shown, grammar, serving)
     return out
 
 
@@ -70,7 +70,8 @@ async def chat_jobs(body: ChatBody, serving: Serving) -> list[Job]:
     check_prompt(ids, "messages", serving)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     limit = _limit(ids, body.max_completion_tokens or body.max_tokens, name, serving)
-    return _choices(body, ids, limit, body.top_logprobs if body.logprobs else None, 0, "", serving)
+    top = body.top_logprobs if body.logprobs else None
+    return _choices(body, ids, limit, top, 0, "", await _grammar(body), serving)
 
 
 async def chat_ids(
@@ -132,9 +133,16 @@ def _limit(ids: Sequence[int], asked: int | None, name: str, serving: Serving) -
 
 
 def _choices(
-    body: Generation, ids: tuple[int, ...], limit: int, top: int | None, first: int, shown: str, serving: Serving
+    body: Generation,
+    ids: tuple[int, ...],
+    limit: int,
+    top: int | None,
+    first: int,
+    shown: str,
+    grammar: Grammar | None,
+    serving: Serving,
 ) -> list[Job]:
-    sampling = _sampling(body, top, serving)
+    sampling = replace(_sampling(body, top, serving), grammar=grammar)
     if sampling.min_tokens > limit:
         raise bad("min_tokens", f"is {sampling.min_tokens}, more than the {limit} tokens that may be made")
     k = body.num_speculative_tokens
@@ -177,14 +185,17 @@ def _sampling(body: Generation, top: int | None, serving: Serving) -> SamplingPa
         bad_words=_bad_words(body.bad_words, serving.pipeline.text),
         stop_token_ids=tuple(body.stop_token_ids),
         logprobs=top,
-        grammar=_grammar(body),
     )
 
 
-def _grammar(body: Generation) -> Grammar | None:
-    """The form that the text is to have. Raises HttpError 400."""
+async def _grammar(body: Generation) -> Grammar | None:
+    """The form that the text is to have; a new one is compiled on trial, and other requests go on meanwhile. Raises
+    HttpError 400."""
+    asked = {field: value for field in FIELDS if (value := getattr(body, field)) is not None}
+    if not asked:
+        return None
     try:
-        return grammar_of({field: getattr(body, field) for field in FIELDS})
+        return await asyncio.to_thread(grammar_of, asked)
     except RequestError as error:
         field = next((field for field in FIELDS if str(error).startswith(field)), FIELDS[0])
         raise bad(field, str(error).removeprefix(field).removeprefix(": ")) from None

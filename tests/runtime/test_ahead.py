@@ -149,22 +149,24 @@ def test_a_stage_that_raises_in_a_step_that_was_begun_ahead():
 
 def test_lines_complete_what_the_driver_could_not_know():
     """By hand: slot 0 got three tokens of a budget of 9; slot 1 is nobody's; slot 2 got the last one that it may;
-    slot 3 (a draft model's) got all of its two drafts and one more."""
+    slot 3 (a draft model's) got all of its two drafts and one more; slot 4 found no token that its grammar allows."""
     inputs = {
-        "tail": np.array([7, -1, 8, 9]),
-        "position": np.array([4, -1, 6, 2]),
-        "depth": np.array([3, -1, 1, 3]),
-        "recent": np.array([[5, 7, -1, -1], [-1] * 4, [8, -1, -1, -1], [9, -1, -1, -1]]),
-        "num_recent": np.array([2, 0, 1, 1]),
-        "history": np.array([[1, 2, 3, 5, 7, -1, -1, -1, -1]] + [[-1] * 9] * 3),
+        "tail": np.array([7, -1, 8, 9, 6]),
+        "position": np.array([4, -1, 6, 2, 1]),
+        "depth": np.array([3, -1, 1, 3, 3]),
+        "recent": np.array([[5, 7, -1, -1], [-1] * 4, [8, -1, -1, -1], [9, -1, -1, -1], [6, -1, -1, -1]]),
+        "num_recent": np.array([2, 0, 1, 1, 1]),
+        "history": np.array([[1, 2, 3, 5, 7, -1, -1, -1, -1]] + [[-1] * 9] * 4),
     }
-    lines = np.array([[3, 9, ahead.ALL, 3], [-1] * 4, [1, 1, ahead.ALL, 0], [5, 20, ahead.UNSEEN, 2]])
-    tokens = np.array([[11, 12, 13, -1], [-1] * 4, [14, -1, -1, -1], [21, 22, 23, -1]])
-    ahead.complete(inputs, lines, tokens, np.array([3, 0, 1, 3]))
-    assert inputs["tail"].tolist() == [13, -1, -1, 23]
-    assert inputs["position"].tolist() == [7, -1, -1, 5]
-    assert inputs["depth"].tolist() == [3, -1, -1, 5]
-    assert inputs["num_recent"].tolist() == [3, 0, 0, 2]
+    lines = np.array(
+        [[3, 9, ahead.ALL, 3], [-1] * 4, [1, 1, ahead.ALL, 0], [5, 20, ahead.UNSEEN, 2], [3, 9, ahead.ALL, 3]]
+    )
+    tokens = np.array([[11, 12, 13, -1], [-1] * 4, [14, -1, -1, -1], [21, 22, 23, -1], [31, -1, -1, -1]])
+    ahead.complete(inputs, lines, tokens, np.array([3, 0, 1, 3, 2]))
+    assert inputs["tail"].tolist() == [13, -1, -1, 23, -1]
+    assert inputs["position"].tolist() == [7, -1, -1, 5, -1]
+    assert inputs["depth"].tolist() == [3, -1, -1, 5, -1]
+    assert inputs["num_recent"].tolist() == [3, 0, 0, 2, 0]
     assert inputs["recent"][0].tolist() == [11, 12, 13, -1]
     assert inputs["recent"][3].tolist() == [22, 23, -1, -1]
     assert inputs["history"][0].tolist() == [1, 2, 3, 5, 7, 11, 12, 13, -1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import jsonschema
 import openai
@@ -112,3 +113,20 @@ def test_stop_strings_and_stop_tokens(server: Server, greedy):
         )
         assert (got.choices[0].text, got.choices[0].finish_reason) == (whole[:cut], "stop")
         assert got.choices[0].stop_reason == "return"
+
+
+def test_an_expression_that_takes_long_to_refuse_holds_up_nobody(server: Server):
+    """Its automaton has 2^40 states: it is given up after seconds, in which others are served."""
+    refused: list[int] = []
+
+    def ask() -> None:
+        refused.append(server.post("/v1/completions", {"prompt": "x", "guided_regex": "(a|b)*a(a|b){40}"}).status_code)
+
+    thread, served = threading.Thread(target=ask), 0
+    thread.start()
+    while thread.is_alive():
+        assert server.get("/health").status_code == 200
+        served += thread.is_alive()
+    thread.join()
+    assert refused == [400]
+    assert served > 20
