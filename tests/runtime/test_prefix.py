@@ -113,28 +113,86 @@ def test_requests_side_by_side_share_pages_and_give_them_back():
     assert engine.num_free_pages == free
 
 
-def test_nothing_is_found_before_it_is_written():
-    """A prompt whose last call raises: its pages below that call are there, the page that it was writing is not."""
+@pytest.mark.parametrize(("failing", "pages"), [(4, 0), (5, 1)], ids=["the call that fills a page", "the one after"])
+def test_nothing_is_found_before_it_is_written(failing, pages):
+    """A prompt one of whose calls of 32 rows raises: what that call was to leave, pages and rings, is not there."""
     engine = v4(3, True)
     target, calls = engine.runtime.model.target, []
     forward = target.forward
 
     def raises(rows):
         calls.append(1)
-        if len(calls) == 5:  # rows 128 … 159, calls of 32
+        if len(calls) == failing:
             raise RuntimeError("out of luck")
         return forward(rows)
 
     target.forward = raises
     engine.add(0, Request(tuple(PROMPTS[1]), 2, ignore_eos=True))
     engine.step()
-    keys = keys_of(PROMPTS[1], PAGE)
-    assert engine.scheduler.pages.known(keys) == 1
+    keys, prefix = keys_of(PROMPTS[1], PAGE), engine.scheduler.prefix
+    assert engine.scheduler.pages.known(keys) == pages
+    assert len(prefix.find(keys).keys) == pages
+    assert (prefix.find(keys).ring >= 0) == (pages > 0)
     target.forward = forward
     [again] = run(engine, [PROMPTS[1]], NEW, ignore_eos=True)
-    assert engine.scheduler.prefix.usage.hits == PAGE - 1
+    assert prefix.usage.hits == pages * PAGE - (pages > 0)
     assert engine.scheduler.pages.known(keys) == 2
+    assert len(prefix.find(keys).keys) == 2
     assert again.token_ids == run(v4(3, False), [PROMPTS[1]], NEW, ignore_eos=True)[0].token_ids
+
+
+def test_rings_kept_by_a_call_that_failed_are_not_found():
+    """The drafter raises after the target: the target's rings were copied, and still nobody may have them."""
+    engine = v4(3, True)
+    drafter, calls = engine.runtime.model.drafter, []
+    forward = drafter.forward
+
+    def raises(rows, hidden):
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("out of luck")
+        return forward(rows, hidden)
+
+    drafter.forward = raises
+    engine.add(0, Request(tuple(PROMPTS[1]), 2, ignore_eos=True))
+    engine.step()
+    assert len(calls) == 4
+    assert engine.scheduler.prefix._rings == {}
+    assert len(engine.scheduler.prefix._free) == 8
+
+
+def test_a_page_that_the_tail_fills_is_not_shared():
+    """The tail's row is a verify call's, which rounds otherwise: of 256 tokens, one page is made of prompt rows, also
+    where a longer prompt has left both."""
+    engine, plain = v4(3, True), v4(3, False)
+    text = prompt(2 * PAGE, 9)
+    order = [text, text, text + prompt(9, 10), text]
+    got, hits = [], []
+    for one in order:
+        before = engine.scheduler.prefix.usage.hits
+        got.append(run(engine, [one], NEW, ignore_eos=True)[0])
+        hits.append(engine.scheduler.prefix.usage.hits - before)
+    assert hits == [0, PAGE - 1, PAGE - 1, PAGE - 1]
+    assert engine.scheduler.pages.known(keys_of(text, PAGE)) == 2
+    told = [run(plain, [one], NEW, ignore_eos=True)[0] for one in order]
+    assert [(o.token_ids, o.counts) for o in got] == [(o.token_ids, o.counts) for o in told]
+
+
+def test_rings_that_somebody_is_about_to_start_from_are_not_given_away():
+    """One snapshot. A long prompt is filled first, in pieces, and would keep its rings where those of the second
+    request's prefix are, which has found them and waits."""
+    sizes = replace(SIZE, num_speculative_tokens=3, prefix_caching=True, snapshots=1, max_num_batched_tokens=40)
+    engine, plain = engine_of(tiny_model(sizes), sizes), v4(3, False)
+    run(engine, [PROMPTS[0]], 1)
+    texts = [prompt(270, 30), PROMPTS[1]]
+    for i, text in enumerate(texts):
+        engine.add(i, Request(tuple(text), NEW, ignore_eos=True))
+    outputs = {}
+    while engine.num_unfinished:
+        outputs |= {o.index: o for o in engine.step()}
+    told = [run(plain, [text], NEW, ignore_eos=True)[0] for text in texts]
+    assert engine.scheduler.prefix.usage.hits == 2 * PAGE - 1
+    assert [(outputs[i].token_ids, outputs[i].counts) for i in (0, 1)] == [(o.token_ids, o.counts) for o in told]
 
 
 def test_a_prompt_that_differs_in_its_first_token_finds_nothing():
@@ -185,6 +243,20 @@ def test_the_page_that_waited_longest_goes_first_and_the_head_of_a_prefix_last()
     pool.forget()
     assert pool.known([b"a"]) == 0
     assert pool.num_free == 1
+
+
+def test_of_two_pages_with_the_same_contents_one_is_found():
+    """Two requests that computed the same prefix side by side; each page is free once, whoever goes first."""
+    pool = PagePool(3, page_size=8, slots=2)
+    for slot in (0, 1):
+        pool.reserve(slot, 8)
+        pool.publish(slot, 0, b"a")
+    pool.release(0)
+    pool.release(1)
+    assert pool.num_free == 3
+    assert pool.reserve(0, 16) == (1, 2)  # what nobody can find goes first
+    pool.share(1, [b"a"])
+    assert (pool.held(1), pool.num_free) == ((0,), 0)
 
 
 def test_whole_rings_are_copied_and_nothing_else():

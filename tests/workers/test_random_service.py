@@ -54,3 +54,28 @@ def test_nothing_leaks_and_nothing_is_wrong(clean, k, seed):
         assert engine.num_free_pages == 5
         assert engine.scheduler.slots.num_free == 3
         assert (engine.scheduler.table == -1).all()
+
+
+@pytest.mark.timeout(120)
+def test_what_a_dead_worker_knew_is_not_found(clean):
+    """A prefix of two pages is shared, until the worker that holds it dies: its caches begin empty."""
+    texts = ["import os\nimport sys\n" * 45 + end for end in ("", "def f(x):", "class Stack:")]
+    with open_pipeline("ar.yaml", max_num_seqs=1) as plain:
+        truth = [o.token_ids for o in plain.generate(texts, max_new_tokens=12, ignore_eos=True)]
+    with open_pipeline("mtp.yaml", runtime="zmq", num_speculative_tokens=3, max_num_seqs=2) as pipeline:
+        runtime, usage = pipeline.engine.runtime, pipeline.engine.scheduler.prefix.usage
+        assert pipeline.prepared.sizes.page_size * 2 < len(pipeline.text.encode(texts[0]))
+        hits = []
+        for i, kills in ((0, False), (1, False), (2, True), (1, False)):
+            if kills:
+                os.kill(runtime.pids[0], signal.SIGKILL)
+                [dead] = pipeline.generate(["x"], max_new_tokens=1)  # somebody notices
+                assert dead.finish_reason == "length"
+            before = usage.hits
+            [output] = pipeline.generate([texts[i]], max_new_tokens=12, ignore_eos=True)
+            assert output.token_ids == truth[i]
+            hits.append(usage.hits - before)
+        assert runtime.totals.restarts == 1
+        assert hits[0] == hits[2] == 0
+        assert hits[1] > 0
+        assert hits[3] > 0
