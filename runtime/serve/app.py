@@ -70,7 +70,7 @@ def _bound(handler: Handler, state: State) -> Callable[[Request], Awaitable[Resp
             return Response(status_code=499)  # nobody reads it
         except HttpError as error:
             return error.response()
-        except Exception:
+        except Exception:  # a fault of ours: the client is told in OpenAI's shape, the log has the traceback
             log.exception("%s %s", request.method, request.url.path)
             message = "the server has made a mistake; its log says more"
             return HttpError(500, message, kind=SERVER, code="internal_error").response()

@@ -85,7 +85,7 @@ class Events(Response):
                     await send({"type": "http.response.body", "body": event(one), "more_body": True})
             except HttpError as error:
                 await send({"type": "http.response.body", "body": event(error.body()), "more_body": True})
-            except Exception:
+            except Exception:  # as in ``app._bound``, but the head is sent already; whoever called logs it
                 body = HttpError(500, "the server has made a mistake", kind=SERVER, code="internal_error").body()
                 with suppress(OSError):
                     await send({"type": "http.response.body", "body": event(body), "more_body": True})

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import signal
 
 import jsonschema
 import pytest
+from decoding import killing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemas import SCHEMAS
@@ -131,15 +130,7 @@ def test_drawn_drafts_keep_to_the_form_and_to_greedy_text():
 
 def test_a_worker_that_is_killed_in_the_middle_of_an_object_changes_nothing():
     with open_pipeline("mtp-zmq.yaml", num_speculative_tokens=9, max_num_seqs=8) as pipeline:
-        steps = 0
-
-        def kill(delta):
-            nonlocal steps
-            steps += 1
-            if steps == 30:
-                os.kill(pipeline.engine.runtime.pids[1], signal.SIGKILL)
-
-        outputs = pipeline.run(requests(pipeline), kill)
+        outputs = pipeline.run(requests(pipeline), killing(pipeline, 1, after=30))
         assert pipeline.engine.runtime.totals.restarts == 1
     assert told(outputs) == plain()
 

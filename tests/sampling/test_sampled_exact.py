@@ -5,14 +5,13 @@ batch, slot and runtime, and after a failure. tiny-v4's real MTP layer drafts: w
 from __future__ import annotations
 
 import functools
-import os
 import random
-import signal
 from dataclasses import replace
 
 import heads
 import pytest
 import torch
+from decoding import killing
 from engines import SIZES, engine_of, tiny, tiny_model
 
 from benchmarks.training import forward
@@ -167,15 +166,7 @@ def test_a_depth_that_changes_every_step_changes_nothing():
 def test_a_worker_that_is_killed_changes_nothing():
     """The one that verifies, in the middle; what it knew of the requests is in the next step's metadata."""
     with open_pipeline("mtp-zmq.yaml", num_speculative_tokens=3, max_num_seqs=8) as pipeline:
-        steps = 0
-
-        def kill(delta):
-            nonlocal steps
-            steps += 1
-            if steps == 9:
-                os.kill(pipeline.engine.runtime.pids[1], signal.SIGKILL)
-
-        outputs = pipeline.run(requests(pipeline), kill)
+        outputs = pipeline.run(requests(pipeline), killing(pipeline, 1, after=9))
         assert pipeline.engine.runtime.totals.restarts == 1
     assert told(outputs) == plain()
 
