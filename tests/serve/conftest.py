@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 from serving import SMALL, Server, template_file
@@ -36,3 +37,18 @@ def greedy(plain: Pipeline) -> Callable[[str, int], str]:
         return plain.text.decode(output.token_ids)
 
     return text
+
+
+@pytest.fixture
+def begun() -> Iterator[Callable[..., Server]]:
+    """Makes servers that the test ends; one that it leaves, because it failed, is killed."""
+    made: list[Server] = []
+
+    def make(*flags: str, **options: Any) -> Server:
+        made.append(Server(*flags, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()  # nothing happens to one that has ended
+        one.process.wait(20)

@@ -78,9 +78,9 @@ def test_bad_flags_are_one_line_and_exit_code_2(flags, part, capsys):
     assert part in err
 
 
-def test_loading_draining_and_the_end(greedy):
+def test_loading_draining_and_the_end(greedy, begun):
     """503 until the model is there; SIGTERM: the stream that runs ends as it would, new ones are refused; exit 0."""
-    server = Server(*SMALL, ready=False)
+    server = begun(*SMALL, ready=False)
     early = server.get("/health")
     if early.status_code != 200:
         assert early.status_code == 503
@@ -104,8 +104,8 @@ def test_loading_draining_and_the_end(greedy):
         server.get("/health")
 
 
-def test_what_does_not_end_in_time_ends_with_an_error():
-    server = Server(*SMALL, "--drain-timeout", "0.3")
+def test_what_does_not_end_in_time_ends_with_an_error(begun):
+    server = begun(*SMALL, "--drain-timeout", "0.3")
     thread, lines = open_stream(server, 1000)
     assert server.stop(signal.SIGINT) == 0
     thread.join(60)
@@ -114,8 +114,8 @@ def test_what_does_not_end_in_time_ends_with_an_error():
     assert last["error"]["type"] == "service_unavailable"
 
 
-def test_the_second_signal_ends_at_once(folder):
-    server = Server(*SMALL, "--runtime", "zmq", "--replicas", "2", "--drain-timeout", "100")
+def test_the_second_signal_ends_at_once(folder, begun):
+    server = begun(*SMALL, "--runtime", "zmq", "--replicas", "2", "--drain-timeout", "100")
     workers = workers_of_server(server)
     assert len(workers) == 2
     assert os.listdir(folder)
@@ -131,8 +131,8 @@ def test_the_second_signal_ends_at_once(folder):
     assert not os.listdir(folder)
 
 
-def test_a_killed_worker_costs_no_stream_and_dead_workers_are_told(greedy, folder):
-    server = Server(*SMALL, "--runtime", "zmq", "--max-restarts", "2")
+def test_a_killed_worker_costs_no_stream_and_dead_workers_are_told(greedy, folder, begun):
+    server = begun(*SMALL, "--runtime", "zmq", "--max-restarts", "2")
     (worker,) = workers_of_server(server)
     lines: list[str] = []
     with httpx.stream("POST", server.url + "/v1/completions", json={**LONG, "max_tokens": 150}, timeout=60) as got:
